@@ -72,13 +72,13 @@ class TrainingThroughput:
     disk_read: float
     disk_written: float
     planned_host_bytes: int
-    kernel_fraction: float
+    os_kernel_time_fraction: float
     seconds_besides_disk: float | None
     loss: float
     machine: MachineUse
 
 
-def measure(
+def measure_throughput(
     config: RunConfig,
     runs: int,
     without_disk: Callable[[], AbstractContextManager[None]] | None = None,
@@ -102,7 +102,7 @@ def measure(
     )
     model.write(family.weight_map(config).init_weights(config.model.seed))
 
-    def step(run: int) -> tuple[float, list[StepResult]]:
+    def train_step(run: int) -> tuple[float, list[StepResult]]:
         batches = [loader.next_batch() for _ in range(iterations)]
         start = time.perf_counter()
         results = model.run(batches, [1e-4] * iterations, run * iterations)
@@ -110,17 +110,17 @@ def measure(
 
     seconds, tokens, besides_disk = [], [], None
     with model:
-        step(0)
+        train_step(0)
         before, cpu = model.session.disk_traffic, os.times()
         for run in range(1, runs + 1):
-            taken, results = step(run)
+            taken, results = train_step(run)
             seconds.append(taken)
             tokens.append(sum(result.target_tokens for result in results) / iterations)
-        after, in_kernel = model.session.disk_traffic, kernel_fraction(cpu, os.times())
+        after, in_kernel = model.session.disk_traffic, os_kernel_time_fraction(cpu, os.times())
         peak = peak_host_bytes()
         if without_disk is not None:
             with without_disk():
-                besides_disk = min(step(run)[0] for run in range(runs + 1, runs + 3))
+                besides_disk = min(train_step(run)[0] for run in range(runs + 1, runs + 3))
     per_step, memory = statistics.median(seconds), model.session.memory_use()
     use = MachineUse.measure(config, finetuning_requirements, samples / per_step)
     return TrainingThroughput(
@@ -143,7 +143,7 @@ def measure(
     )
 
 
-def kernel_fraction(before: os.times_result, after: os.times_result) -> float:
+def os_kernel_time_fraction(before: os.times_result, after: os.times_result) -> float:
     """Returns the fraction of this process's CPU time spent in the operating system's kernel."""
     user, system = after.user - before.user, after.system - before.system
     return system / max(user + system, 1e-9)
@@ -163,7 +163,13 @@ def summary(measured: TrainingThroughput) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the training speed of a configuration, and print it."""
     report_throughput(
-        "finetuning", __doc__, arguments, measure, summary, finetuning_requirements, UNUSED
+        "finetuning",
+        __doc__,
+        arguments,
+        measure_throughput,
+        summary,
+        finetuning_requirements,
+        UNUSED,
     )
 
 

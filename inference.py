@@ -63,7 +63,7 @@ class GenerationThroughput:
     machine: MachineUse
 
 
-def measure(config: RunConfig, runs: int) -> GenerationThroughput:
+def measure_throughput(config: RunConfig, runs: int) -> GenerationThroughput:
     """Build and run a generation program, once to warm up and then `runs` timed times."""
     family, start = get_family(config), time.perf_counter()
     inference = GenerationSession(config)
@@ -107,7 +107,13 @@ def _format_speed(measured: GenerationThroughput) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the generation speed of a configuration, and print it."""
     report_throughput(
-        "inference", __doc__, arguments, measure, _format_speed, generation_requirements, UNUSED
+        "inference",
+        __doc__,
+        arguments,
+        measure_throughput,
+        _format_speed,
+        generation_requirements,
+        UNUSED,
     )
 
 

@@ -15,7 +15,7 @@ from files.atomic_writing import check_can_write_file
 from planning.config_loader import CONFIG_LOADER
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
-from terminal.parser import path_option
+from terminal.parser import parse_path_option
 from terminal.screen import is_first_process
 
 
@@ -25,7 +25,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--file",
         metavar="FILE",
-        type=path_option,
+        type=parse_path_option,
         help="rows to answer (.jsonl, .json, .csv, .parquet), with the columns of the run's "
         "template, with a column prompt, or with messages; without it and without a PROMPT, lines "
         "of standard input",
@@ -33,7 +33,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--out",
         metavar="FILE",
-        type=path_option,
+        type=parse_path_option,
         help="JSON Lines for the answers (default: standard output)",
     )
     group.add_argument(

@@ -14,7 +14,7 @@ from planning.config_loader import CONFIG_LOADER
 from planning.plan_options import add_plan_options, plan_machine, show_plan, wants_plan
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
-from terminal.parser import path_option
+from terminal.parser import parse_path_option
 from terminal.screen import is_first_process
 
 
@@ -22,7 +22,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        type=path_option,
+        type=parse_path_option,
         help="where eval.json goes; by default the directory of the checkpoint that is "
         "loaded, else a new one under runs/",
     )

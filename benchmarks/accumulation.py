@@ -28,14 +28,14 @@ from benchmarks.accumulation_programs import (
     WAYS,
     AccumulationProgram,
     AccumulationRun,
-    Size,
-    collectives,
+    ModelAndBatchSize,
+    list_collectives,
 )
 from config.errors import UserError
-from files.atomic_writing import write_text
+from files.atomic_writing import write_text_atomically
 from planning.hardware.machines import Machine, machine
 from terminal.entry_point import entry_point
-from terminal.parser import Parser, count_option
+from terminal.parser import Parser, parse_count_option
 
 PLANNED_VOCABULARY = 50400
 """GPT-J's; a plan holds no weights."""
@@ -97,7 +97,7 @@ def format_plan_head(machine: Machine) -> str:
 
 
 def plan_reductions(
-    size: Size, counts: Sequence[int], devices: int, machine: Machine
+    size: ModelAndBatchSize, counts: Sequence[int], devices: int, machine: Machine
 ) -> Iterator[PlannedCase]:
     """Plan both accumulation methods for each number of micro-batches."""
     for count in counts:
@@ -116,7 +116,7 @@ def plan_reductions(
 
 
 def _count_reductions(ir: popxl.Ir, machine: Machine) -> Reductions:
-    all_collectives = collectives(ir)
+    all_collectives = list_collectives(ir)
     return Reductions(
         sum(c.count for c in all_collectives),
         sum(c.nbytes for c in all_collectives),
@@ -157,10 +157,10 @@ class MeasurementFile:
         if self._path is not None:
             runs = [asdict(m) for pair in self.pairs.values() for m in pair]
             text = json.dumps({"of": self._settings, "measured": runs}, indent=1)
-            write_text("the measurements", self._path, text + "\n")
+            write_text_atomically("the measurements", self._path, text + "\n")
 
 
-def check_batch(size: Size, count: int, devices: int) -> None:
+def check_batch(size: ModelAndBatchSize, count: int, devices: int) -> None:
     """Raise UserError unless the devices can split the batch into equal micro-batches."""
     if size.batch % (count * devices):
         raise UserError(
@@ -170,7 +170,7 @@ def check_batch(size: Size, count: int, devices: int) -> None:
 
 def measure_all(
     file: MeasurementFile,
-    size: Size,
+    size: ModelAndBatchSize,
     counts: Sequence[int],
     groups: Sequence[int],
     steps: int,
@@ -204,7 +204,7 @@ def format_row(naive: AccumulationRun, local: AccumulationRun) -> str:
     )
 
 
-def draw_seconds(pairs: Pairs, path: Path) -> None:
+def plot_seconds_per_step(pairs: Pairs, path: Path) -> None:
     """Plot seconds per step over micro-batches, with a panel for each number of processes."""
     from matplotlib.figure import Figure
 
@@ -234,13 +234,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if args.steps < 2:
         raise UserError("--steps must be 2 or more: the first step is not counted")
-    size, path = _parse_size(args, Size.vocabulary), args.out and args.out / "accumulation.json"
+    size, path = (
+        _parse_size(args, ModelAndBatchSize.vocabulary),
+        args.out and args.out / "accumulation.json",
+    )
     of = asdict(size) | {"steps": args.steps}
     file = MeasurementFile(path, of if args.devices == DEVICES else of | {"devices": args.devices})
     print(TABLE_HEAD)
     measure_all(file, size, args.counts or COUNTS, args.processes, args.steps, args.devices)
     if args.out is not None:
-        draw_seconds(file.pairs, args.out / "accumulation.png")
+        plot_seconds_per_step(file.pairs, args.out / "accumulation.png")
 
 
 def _print_plan(args: argparse.Namespace) -> None:
@@ -253,8 +256,8 @@ def _print_plan(args: argparse.Namespace) -> None:
         print(case.format_row(), flush=True)
 
 
-def _parse_size(args: argparse.Namespace, vocabulary: int) -> Size:
-    size = Size(
+def _parse_size(args: argparse.Namespace, vocabulary: int) -> ModelAndBatchSize:
+    size = ModelAndBatchSize(
         layers=args.layers,
         hidden=args.hidden_size,
         heads=args.heads,
@@ -272,20 +275,35 @@ def _parse_size(args: argparse.Namespace, vocabulary: int) -> Size:
 
 def _create_parser() -> Parser:
     parser = Parser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--counts", type=count_option, nargs="+", help="micro-batches of a step")
-    parser.add_argument("--steps", type=count_option, default=4, help="optimizer steps, 2 or more")
-    parser.add_argument("--batch", type=count_option, default=Size.batch, help="samples of a step")
+    parser.add_argument("--processes", type=parse_count_option, nargs="+", default=[1, 2, 4])
+    parser.add_argument(
+        "--counts", type=parse_count_option, nargs="+", help="micro-batches of a step"
+    )
+    parser.add_argument(
+        "--steps", type=parse_count_option, default=4, help="optimizer steps, 2 or more"
+    )
+    parser.add_argument(
+        "--batch",
+        type=parse_count_option,
+        default=ModelAndBatchSize.batch,
+        help="samples of a step",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write JSON and a picture")
     for name in ("layers", "heads"):
-        default = getattr(Size, name)
-        parser.add_argument(f"--{name}", type=count_option, default=default)
-    parser.add_argument("--hidden_size", type=count_option, default=Size.hidden)
-    parser.add_argument("--sequence_length", type=count_option, default=Size.length)
+        default = getattr(ModelAndBatchSize, name)
+        parser.add_argument(f"--{name}", type=parse_count_option, default=default)
+    parser.add_argument("--hidden_size", type=parse_count_option, default=ModelAndBatchSize.hidden)
     parser.add_argument(
-        "--vocabulary", type=count_option, help="words (default: 512; of a plan GPT-J's 50400)"
+        "--sequence_length", type=parse_count_option, default=ModelAndBatchSize.length
     )
-    parser.add_argument("--devices", type=count_option, default=DEVICES, help="of one process")
+    parser.add_argument(
+        "--vocabulary",
+        type=parse_count_option,
+        help="words (default: 512; of a plan GPT-J's 50400)",
+    )
+    parser.add_argument(
+        "--devices", type=parse_count_option, default=DEVICES, help="of one process"
+    )
     parser.add_argument("--plan", action="store_true", help="count reductions, and stop")
     parser.add_argument(
         "--machine", default="tpu_v2", metavar="NAME", help="of --plan: whose links (tpu_v2)"

@@ -39,7 +39,7 @@ COUNTS = (1, 2, 8, 32, 64)
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelAndBatchSize:
     """Sizes of a causal transformer and its global batch.
 
     Attributes:
@@ -90,7 +90,7 @@ class AccumulationRun:
     micro_batches: int
     seconds: float
     reduced: int
-    reductions: int
+    list_reductions: int
     losses: list[float]
 
 
@@ -119,7 +119,7 @@ class ModelWithLoss(addons.Module):
         return loss
 
 
-def build_config(size: Size, devices: int) -> GPTJConfig:
+def build_config(size: ModelAndBatchSize, devices: int) -> GPTJConfig:
     """Returns the configuration of a GPT-J with the given sizes."""
     model = {
         "layers": size.layers,
@@ -143,7 +143,7 @@ class AccumulationProgram:
         ir: an empty one, for some replicas.
     """
 
-    def __init__(self, size: Size, way: Way, micro_batches: int, ir: popxl.Ir) -> None:
+    def __init__(self, size: ModelAndBatchSize, way: Way, micro_batches: int, ir: popxl.Ir) -> None:
         self.size, self.micro_batches, self.ir = size, micro_batches, ir
         self.config = build_config(size, ir.replication_factor)
         self.ir.num_host_transfers = micro_batches
@@ -245,7 +245,9 @@ class AccumulationProgram:
         }
 
 
-def train(program: AccumulationProgram, steps: int) -> tuple[list[float], list[float]]:
+def train_steps_of_program(
+    program: AccumulationProgram, steps: int
+) -> tuple[list[float], list[float]]:
     """Run `steps` optimizer steps; returns the loss and the seconds of each step."""
     losses, seconds = [], []
     with popxl.Session(program.ir, "cpu") as session:
@@ -258,45 +260,49 @@ def train(program: AccumulationProgram, steps: int) -> tuple[list[float], list[f
     return losses, seconds
 
 
-def measure(
-    size: Size, way: Way, micro_batches: int, replication: int | Literal["popdist"], steps: int
+def measure_run(
+    size: ModelAndBatchSize,
+    method: Way,
+    micro_batches: int,
+    replication: int | Literal["popdist"],
+    steps: int,
 ) -> AccumulationRun:
     """Measure `steps` optimizer steps; the median time leaves out the slower first step."""
-    program = AccumulationProgram(size, way, micro_batches, popxl.Ir(replication=replication))
-    losses, seconds = train(program, steps)
+    program = AccumulationProgram(size, method, micro_batches, popxl.Ir(replication=replication))
+    losses, seconds = train_steps_of_program(program, steps)
     return AccumulationRun(
-        way,
+        method,
         popdist.getNumInstances(),
         program.ir.replication_factor,
         micro_batches,
         statistics.median(seconds[1:]),
-        *reductions(program.ir),
+        *list_reductions(program.ir),
         np.mean(popdist.all_gather_object(losses), 0).tolist(),
     )
 
 
-def reductions(ir: popxl.Ir) -> tuple[int, int]:
+def list_reductions(ir: popxl.Ir) -> tuple[int, int]:
     """Returns the bytes that a device contributes to the reductions of a run, and their number."""
-    all_collectives = collectives(ir)
+    all_collectives = list_collectives(ir)
     return sum(c.nbytes for c in all_collectives), sum(c.count for c in all_collectives)
 
 
-def collectives(ir: popxl.Ir) -> list[popxl.plan.Collective]:
+def list_collectives(ir: popxl.Ir) -> list[popxl.plan.Collective]:
     """Returns the collective operations in the plan of a program."""
     return [c for part in popxl.plan.plan_of(ir).parts for c in part.collectives]
 
 
 def measure_both(
-    size: Size, micro_batches: int, replication: int | Literal["popdist"], steps: int
+    size: ModelAndBatchSize, micro_batches: int, replication: int | Literal["popdist"], steps: int
 ) -> tuple[AccumulationRun, AccumulationRun]:
     """Measure both accumulation methods in this process; returns (naive, local)."""
-    naive, local = (measure(size, way, micro_batches, replication, steps) for way in WAYS)
+    naive, local = (measure_run(size, way, micro_batches, replication, steps) for way in WAYS)
     return naive, local
 
 
 # ---- several processes --------------------------------------------------------------------------
 def measure_in_processes(
-    size: Size, micro_batches: int, processes: int, steps: int
+    size: ModelAndBatchSize, micro_batches: int, processes: int, steps: int
 ) -> tuple[AccumulationRun, AccumulationRun]:
     """Measure both accumulation methods in several processes with a replica each, over gloo."""
     settings = json.dumps([asdict(size), micro_batches, steps])
@@ -309,7 +315,7 @@ def run_as_process(settings: str) -> None:
     """Measure as one of several processes; the first one prints the result as JSON."""
     popdist.init()  # layers look at the devices
     size, micro_batches, steps = json.loads(settings)
-    both = measure_both(Size(**size), micro_batches, "popdist", steps)
+    both = measure_both(ModelAndBatchSize(**size), micro_batches, "popdist", steps)
     if popdist.getInstanceIndex() == 0:
         print(json.dumps([asdict(m) for m in both]))
 

@@ -30,7 +30,7 @@ from planning.hardware.resource_errors import explain_resource_errors
 from run.generated_data_benchmark import read_throughput_line
 from run.records.throughput import peak_host_bytes
 from terminal.entry_point import entry_point
-from terminal.parser import count_option
+from terminal.parser import parse_count_option
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,10 @@ def format_depths(rows: Sequence[dict[str, float | int]]) -> str:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--depths", type=count_option, nargs="+", help="numbers of layers")
-    parser.add_argument("--rounds", type=count_option, default=3, help="compilations of each depth")
+    parser.add_argument("--depths", type=parse_count_option, nargs="+", help="numbers of layers")
+    parser.add_argument(
+        "--rounds", type=parse_count_option, default=3, help="compilations of each depth"
+    )
 
 
 @entry_point(popxl.errors.DeviceError)

@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from benchmarks import ROOT, device_tasks
-from files.atomic_writing import check_can_write_folder, write_text
+from files.atomic_writing import check_can_write_folder, write_text_atomically
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 from terminal.screen import say
@@ -125,11 +125,11 @@ def record_tasks(
                 done.append(TaskResult(name, time.monotonic() - start, error=str(error)))
         say(format_line(done[-1]))
         text = json.dumps([asdict(each) for each in done], indent=1)
-        write_text("the record", folder / "record.json", text + "\n")
-        write_text("the record", folder / "record.md", format_table(done))
+        write_text_atomically("the record", folder / "record.json", text + "\n")
+        write_text_atomically("the record", folder / "record.md", format_table(done))
         if (machine := build_machine(done)) is not None:
             text = yaml.safe_dump(machine, sort_keys=False)
-            write_text("the machine", folder / "machine.yml", text)
+            write_text_atomically("the machine", folder / "machine.yml", text)
     return done
 
 

@@ -86,14 +86,16 @@ def measure_bandwidths(device: DeviceDesc, mebibytes: int = 256) -> Bandwidths:
     shape = (mebibytes * 2**20 // (4 * _COLUMNS), _COLUMNS)
     nbytes = 4 * shape[0] * shape[1]
 
-    def rate(loads: bool, stores: bool) -> float:
+    def transfer_rate(loads: bool, stores: bool) -> float:
         with popxl.Session(_transfer_program(shape, loads, stores), device) as session:
             return _ENTRIES * nbytes / _best_seconds(session)
 
     rows, columns = shape
     with popxl.Session(_device_memory_program((_ENTRIES * rows, columns)), device) as session:
         memory = 2 * _ENTRIES * nbytes / _best_seconds(session)
-    return Bandwidths(rate(True, False), rate(False, True), rate(True, True), memory)
+    return Bandwidths(
+        transfer_rate(True, False), transfer_rate(False, True), transfer_rate(True, True), memory
+    )
 
 
 def _transfer_program(shape: tuple[int, int], loads: bool, stores: bool) -> popxl.Ir:
@@ -106,7 +108,9 @@ def _transfer_program(shape: tuple[int, int], loads: bool, stores: bool) -> popx
             popxl.remote_variable(zeros, source, i)
         x = popxl.variable(zeros)
 
-        def move(i: popxl.Tensor, total: popxl.Tensor, x: popxl.Tensor) -> list[popxl.Tensor]:
+        def transfer_step(
+            i: popxl.Tensor, total: popxl.Tensor, x: popxl.Tensor
+        ) -> list[popxl.Tensor]:
             value = ops.remote_load(source, i) if loads else x
             total = total + value[:1, :1]
             if stores:
@@ -114,7 +118,9 @@ def _transfer_program(shape: tuple[int, int], loads: bool, stores: bool) -> popx
             return [i + 1, total]
 
         first, total = popxl.constant(0, popxl.int32), x[:1, :1] + 1
-        _, total = ops.repeat(ir.create_graph(move, first, total, x), _ENTRIES, first, total, x)
+        _, total = ops.repeat(
+            ir.create_graph(transfer_step, first, total, x), _ENTRIES, first, total, x
+        )
         ops.host_store(popxl.d2h_stream(total.shape, total.dtype), total)
     return ir
 
@@ -148,7 +154,7 @@ CUDA_GRAPHS = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CAL
 _BLOCK = 2**20  # random numbers; weights repeat them
 
 
-def bandwidth(args: argparse.Namespace) -> Metrics:
+def measure_bandwidth_task(args: argparse.Namespace) -> Metrics:
     """Measure host transfers and device memory; also returns the fields of a `Machine`."""
     rates = measure_bandwidths(args.device, args.mebibytes)
     return {
@@ -165,20 +171,20 @@ def _describe_machine(device: DeviceDesc) -> Metrics:
     return fields | ({} if host is None else {"host_memory": float(host)})
 
 
-def matrix(args: argparse.Namespace) -> Metrics:
+def measure_matmul_task(args: argparse.Namespace) -> Metrics:
     """Measure the FLOP/s of large matrix multiplications in bfloat16 or FP8."""
     rate = matrix_rate(args.device, popxl.bfloat16, size=args.size, products=8, fp8=args.fp8)
     return {"measured": {"flops": rate}, "of": "float8" if args.fp8 else "bfloat16"}
 
 
-def train(args: argparse.Namespace) -> Metrics:
+def measure_training_task(args: argparse.Namespace) -> Metrics:
     """Measure an optimizer step of a preset."""
     if args.cuda_graphs:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CUDA_GRAPHS}"
     return _measure_largest_that_fits(args, "finetuning", _measure_training)
 
 
-def generate(args: argparse.Namespace) -> Metrics:
+def measure_generation_task(args: argparse.Namespace) -> Metrics:
     """Measure a run of a preset's generation program."""
     return _measure_largest_that_fits(args, "inference", _measure_generation)
 
@@ -214,7 +220,7 @@ def _create_model_and_loader(config: RunConfig) -> tuple[TrainingSession, Loader
     """Returns a model with random weights, and a data loader of generated samples."""
     family, samples = get_family(config), 4 * config.training.global_batch_size
     model = TrainingSession(config)
-    model.write(create_cheap_weights(family.weight_map(config)))
+    model.write(create_unscaled_random_weights(family.weight_map(config)))
     return model, Loader.from_config(
         config, family.sample_format.make_random_samples(config, samples, None)
     )
@@ -243,7 +249,7 @@ def _measure_training(config: RunConfig, runs: int) -> Metrics:
     return {"measured": measured} | _plan_metrics(config, on, finetuning_requirements)
 
 
-def trace(args: argparse.Namespace) -> Metrics:
+def measure_trace_task(args: argparse.Namespace) -> Metrics:
     """Measure a GPU's stream activity in a training step with the JAX profiler."""
     return _measure_largest_that_fits(args, "finetuning", _measure_streams)
 
@@ -280,7 +286,7 @@ def _measure_generation(config: RunConfig, runs: int) -> Metrics:
     input_ids = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
     seconds = []
     with model:
-        model.write(create_cheap_weights(family.weight_map(config)))
+        model.write(create_unscaled_random_weights(family.weight_map(config)))
         for _ in range(runs + 1):
             start = time.perf_counter()
             model.generate(input_ids, np.ones_like(input_ids))
@@ -290,7 +296,7 @@ def _measure_generation(config: RunConfig, runs: int) -> Metrics:
     )
 
 
-def create_cheap_weights(weight_map: WeightMap) -> LazyArrays:
+def create_unscaled_random_weights(weight_map: WeightMap) -> LazyArrays:
     """Returns random weights by name; all repeat one block of random numbers, which is quick."""
     block = np.random.default_rng(0).normal(0, 0.02, _BLOCK).astype(np.float32)
     return LazyArrays({w.name: partial(np.resize, block, w.shape) for w in weight_map.weights})
@@ -324,11 +330,11 @@ def _get_machine(config: RunConfig) -> Machine:
 
 
 TASKS: Mapping[str, Callable[[argparse.Namespace], Metrics]] = {
-    "bandwidth": bandwidth,
-    "matrix": matrix,
-    "train": train,
-    "trace": trace,
-    "generate": generate,
+    "bandwidth": measure_bandwidth_task,
+    "matrix": measure_matmul_task,
+    "train": measure_training_task,
+    "trace": measure_trace_task,
+    "generate": measure_generation_task,
 }
 
 

@@ -26,7 +26,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Copies:
+class CopyStream:
     """Memory copies of a profile in one direction: their number, bytes and seconds.
 
     Attributes:
@@ -41,7 +41,7 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class Streams:
+class DeviceStreams:
     """Kernels and memory copies of one GPU in a profile; times in seconds.
 
     Attributes:
@@ -55,11 +55,11 @@ class Streams:
     computing: float
     kernels: int
     kinds: dict[str, float]
-    loads: Copies
-    stores: Copies
+    loads: CopyStream
+    stores: CopyStream
 
 
-def read_streams(folder: Path) -> Streams:
+def read_streams(folder: Path) -> DeviceStreams:
     """Read the kernels and copies of the first GPU from the profile in a folder.
 
     Raises:
@@ -72,18 +72,18 @@ def read_streams(folder: Path) -> Streams:
     kernels = [e for e, copy in moved if copy is None or copy[1] == copy[2]]
     computing = _merge_intervals([_event_interval(e) for e in kernels])
 
-    def copies(source: str, target: str) -> Copies:
+    def copies(source: str, target: str) -> CopyStream:
         found = [(e, m) for e, m in moved if m is not None and (m[1], m[2]) == (source, target)]
         taken = _merge_intervals([_event_interval(e) for e, _ in found])
         seconds = _total_length(taken)
         hidden = _overlap_length(taken, computing) / seconds if seconds else 0.0
-        return Copies(len(found), sum(int(m[3]) for _, m in found), seconds, hidden)
+        return CopyStream(len(found), sum(int(m[3]) for _, m in found), seconds, hidden)
 
     kinds: Counter[str] = Counter()
     for event in kernels:
         kinds[_kernel_kind(event["name"])] += event["dur"] / 1e6
     whole = [_event_interval(e) for e in events]
-    return Streams(
+    return DeviceStreams(
         seconds=max(end for _, end in whole) - min(start for start, _ in whole),
         computing=_total_length(computing),
         kernels=len(kernels),

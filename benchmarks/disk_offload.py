@@ -25,8 +25,8 @@ import numpy as np
 from config.families import config_class_of_preset
 from config.presets import load_config, load_preset
 from config.sections import RunConfig
-from files.atomic_writing import write_text
-from finetuning import measure
+from files.atomic_writing import write_text_atomically
+from finetuning import measure_throughput
 from finetuning import summary as summary_of
 from modelling.model_family import get_family
 from planning.hardware.disk_offload import process_bytes
@@ -203,14 +203,14 @@ def _answer_tokens(config: RunConfig) -> int:
 
 def measure_training(config: RunConfig, runs: int) -> dict[str, Any]:
     """Measure the time and disk traffic of training steps."""
-    measured = measure(config, runs, idle_disk)
+    measured = measure_throughput(config, runs, idle_disk)
     print(summary_of(measured))
     metrics = asdict(measured)
     metrics |= metrics.pop("machine")
-    return metrics | _disk_bound(config, metrics)
+    return metrics | _disk_time_lower_bound(config, metrics)
 
 
-def _disk_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _disk_time_lower_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns disk traffic, disk rates and the lower bound on a step's seconds.
 
     The bound is the longer of a step without disk requests and its traffic at the disk's rate.
@@ -236,7 +236,7 @@ def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:
     if path is not None:
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
         other_lines = [line for line in lines if json.loads(line)["command"] != metrics["command"]]
-        write_text(
+        write_text_atomically(
             "the record", path, "".join(f"{line}\n" for line in (*other_lines, json.dumps(metrics)))
         )
 

@@ -192,7 +192,7 @@ def generation_implementation(
         return _warm_up(
             lambda: [row[row != pad].tolist() for row in ours.generate(input_ids, mask)]
         )
-    from huggingface.torch_model import build_torch_model, generate
+    from huggingface.torch_model import build_torch_model, generate_greedily
 
     model, batch = (
         build_torch_model(
@@ -208,7 +208,7 @@ def generation_implementation(
         all_answers: list[list[int]] = []
         for start in range(0, count, size):
             part = (slice(start, start + size), slice(mask[start : start + size].sum(1).max()))
-            rows = generate(model, input_ids[part], length, mask[part])
+            rows = generate_greedily(model, input_ids[part], length, mask[part])
             all_answers += [row[row != pad].tolist() for row in rows]
         return all_answers
 

@@ -105,7 +105,7 @@ _SAVED = 2**26  # bytes of the second step that are written before the kill
 
 
 @dataclass(frozen=True)
-class Folders:
+class MeasurementFolders:
     """Folders of a measurement: offloaded state, checkpoints and export."""
 
     root: Path
@@ -127,7 +127,7 @@ class Folders:
 
 
 # ---- the processes ------------------------------------------------------------------------------
-def train(config: RunConfig, folders: Folders) -> None:
+def train_and_save(config: RunConfig, folders: MeasurementFolders) -> None:
     """Train two steps and save a checkpoint of each."""
     family = get_family(config)
     model, batches = TrainingSession(config), _global_batches(config)
@@ -141,7 +141,7 @@ def train(config: RunConfig, folders: Folders) -> None:
             _print_json(saved=step, peak=peak_host_bytes())
 
 
-def resume(config: RunConfig, folders: Folders) -> None:
+def resume_training(config: RunConfig, folders: MeasurementFolders) -> None:
     """Resume training from the first step's checkpoint, and train the second step."""
     family, batches = get_family(config), _global_batches(config)
     model = TrainingSession(config)
@@ -153,7 +153,7 @@ def resume(config: RunConfig, folders: Folders) -> None:
         _train_step(model, next(batches), start.step + 1)
 
 
-def export(config: RunConfig, folders: Folders) -> None:
+def export_to_hf(config: RunConfig, folders: MeasurementFolders) -> None:
     """Export the checkpoint's weights to a Hugging Face model folder."""
     from huggingface.model_folders import write_hf_directory
     from modelling.weights import without_optimizer_state
@@ -165,7 +165,7 @@ def export(config: RunConfig, folders: Folders) -> None:
     _print_json(peak=peak_host_bytes())
 
 
-def read_back(config: RunConfig, folders: Folders) -> None:
+def compare_export(config: RunConfig, folders: MeasurementFolders) -> None:
     """Compare each exported tensor with transformers' model (shape) and the checkpoint (values)."""
     import torch
     import transformers
@@ -200,7 +200,12 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     )
 
 
-CHILDREN = {"train": train, "resume": resume, "export": export, "read_back": read_back}
+CHILDREN = {
+    "train": train_and_save,
+    "resume": resume_training,
+    "export": export_to_hf,
+    "read_back": compare_export,
+}
 
 
 def _global_batches(config: RunConfig) -> Iterator[list[Batch]]:
@@ -225,7 +230,7 @@ def _print_json(**fields: Any) -> None:
 
 
 # ---- the parent ---------------------------------------------------------------------------------
-def measure(name: str, folders: Folders) -> dict[str, Any]:
+def measure(name: str, folders: MeasurementFolders) -> dict[str, Any]:
     """Run the child processes of a measurement one after the other; returns their metrics.
 
     Raises:
@@ -238,7 +243,9 @@ def measure(name: str, folders: Folders) -> dict[str, Any]:
         )
 
 
-def _measure_children(name: str, folders: Folders, preexec: Callable[[], None]) -> dict[str, Any]:
+def _measure_children(
+    name: str, folders: MeasurementFolders, preexec: Callable[[], None]
+) -> dict[str, Any]:
     train_lines = list(_run_child(name, "train", folders, preexec, kills=True))
     steps = [fields for fields in train_lines if "loss" in fields]
     later_lines = {
@@ -263,7 +270,7 @@ def _measure_children(name: str, folders: Folders, preexec: Callable[[], None]) 
 def _run_child(
     run_name: str,
     child_name: str,
-    folders: Folders,
+    folders: MeasurementFolders,
     preexec: Callable[[], None],
     kills: bool = False,
 ) -> Iterator[dict[str, Any]]:
@@ -324,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
     parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    folders = Folders(args.folder)
+    folders = MeasurementFolders(args.folder)
     if args.child:
         run, memory = RUNS[args.run]
         config = build_config(run, folders.disk, memory, save=str(folders.run))

@@ -45,7 +45,7 @@ from modelling.weights.optimizer_state import float32_weight
 from sessions.session import compile_session
 from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
-from terminal.parser import Parser, count_option
+from terminal.parser import Parser, parse_count_option
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -56,7 +56,7 @@ def full_weights(tensors: Tensors) -> dict[str, np.ndarray]:
     return {name: float32_weight(tensors, name).astype(np.float64) for name in names}
 
 
-def distance(weights: Tensors, other_weights: Tensors) -> float:
+def weights_distance(weights: Tensors, other_weights: Tensors) -> float:
     """Returns the Euclidean distance of two sets of weights, over all tensors together."""
     return float(
         np.sqrt(sum(np.sum((weights[name] - other_weights[name]) ** 2) for name in weights))
@@ -98,10 +98,10 @@ class UpdateResult:
     def relative_error(self, exact: UpdateResult) -> float:
         """Relative L2 error of the weight change, compared with that of the result `exact`."""
         changes = [{n: r.final[n] - r.initial[n] for n in r.final} for r in (self, exact)]
-        return distance(*changes) / distance(exact.final, exact.initial)
+        return weights_distance(*changes) / weights_distance(exact.final, exact.initial)
 
 
-def form_config(preset: str, state_form: str, batch: int, seed: int) -> RunConfig:
+def config_with_state_form(preset: str, state_form: str, batch: int, seed: int) -> RunConfig:
     """Returns a preset's configuration with one of the optimizer state `FORMS`, on one device."""
     common = {
         "model": {"precision": state_form.partition(",")[0], "seed": seed},
@@ -132,7 +132,7 @@ def compare_updates(args: argparse.Namespace) -> None:
     print("|---|---|---|---|")
     results: dict[str, UpdateResult] = {}
     for form in FORMS:
-        config = form_config(args.config, form, args.batch, args.seeds[0])
+        config = config_with_state_form(args.config, form, args.batch, args.seeds[0])
         result = results[form] = train_steps(config, args.steps, args.lr)
         error = result.relative_error(results["float32"])
         print(f"| {form} | {result.loss:.4f} | {error:.1%} | {result.changed_fraction:.1%} |")
@@ -218,8 +218,12 @@ def _relative_distance(runs: Mapping[tuple[str, int], Path]) -> float:
     pairs = list(itertools.combinations(seeds, 2))
     if not pairs:
         return float("nan")
-    between_states = _mean(distance(weights["8bit", s], weights["float32", s]) for s in seeds)
-    between_seeds = _mean(distance(weights["float32", s], weights["float32", t]) for s, t in pairs)
+    between_states = _mean(
+        weights_distance(weights["8bit", s], weights["float32", s]) for s in seeds
+    )
+    between_seeds = _mean(
+        weights_distance(weights["float32", s], weights["float32", t]) for s, t in pairs
+    )
     return between_states / between_seeds
 
 
@@ -286,9 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="state, fp8: folder of the runs")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="state, fp8: by default all")
     parser.add_argument("--seeds", type=int, nargs="+", help="updates: the first one is used")
-    parser.add_argument("--steps", type=count_option, help="updates (150), state (1000)")
+    parser.add_argument("--steps", type=parse_count_option, help="updates (150), state (1000)")
     parser.add_argument("--config", default="tiny", metavar="PRESET", help="updates: the preset")
-    parser.add_argument("--batch", type=count_option, default=32, help="updates: samples of a step")
+    parser.add_argument(
+        "--batch", type=parse_count_option, default=32, help="updates: samples of a step"
+    )
     parser.add_argument("--lr", type=float, default=1e-5, help="updates: learning rate")
     args = parser.parse_args(arguments)
     if args.out is None and args.comparison != "updates":

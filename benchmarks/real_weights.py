@@ -32,7 +32,7 @@ from data.task import SAMPLE_FOLDER
 from files.formatting import format_path
 from huggingface.torch_model import require_torch
 from terminal.entry_point import entry_point
-from terminal.parser import Parser, count_option
+from terminal.parser import Parser, parse_count_option
 from terminal.screen import say
 
 
@@ -282,8 +282,8 @@ def _create_parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--folder", required=True, help="for downloads, models and runs")
-    parser.add_argument("--steps", type=count_option, default=12, help="of each training")
-    parser.add_argument("--samples", type=count_option, default=32, help="to validate on")
+    parser.add_argument("--steps", type=parse_count_option, default=12, help="of each training")
+    parser.add_argument("--samples", type=parse_count_option, default=32, help="to validate on")
     parser.add_argument("--way", choices=WAYS, help="by default, all")
     return parser
 

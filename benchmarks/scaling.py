@@ -32,7 +32,7 @@ import numpy as np
 import popdist
 from benchmarks import run_in_processes
 from terminal.entry_point import entry_point
-from terminal.parser import Parser, count_option
+from terminal.parser import Parser, parse_count_option
 
 if TYPE_CHECKING:
     from checkpoints.tensor_shards import ShardedTensor
@@ -47,8 +47,8 @@ DEVICES_OF_A_HOST = 8
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each number of processes or hosts, and print one row for each."""
     parser = Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--processes", type=count_option, nargs="*", default=[])
-    parser.add_argument("--hosts", type=count_option, nargs="*", default=[])
+    parser.add_argument("--processes", type=parse_count_option, nargs="*", default=[])
+    parser.add_argument("--hosts", type=parse_count_option, nargs="*", default=[])
     parser.add_argument("--record", type=Path, help="a file that takes what was found")
     args = parser.parse_args(arguments)
     rows: list[dict[str, float]] = []
@@ -104,12 +104,12 @@ def run_as_process(folder: str) -> None:
     end = time.monotonic()
     times = popdist.all_gather_object([start, end])
     row = {"meet_s": max(e for _, e in times) - max(b for b, _ in times)}
-    row |= _measure_exchanges() | _measure_heartbeats() | _measure_saving(folder)
+    row |= _measure_step_messages() | _measure_heartbeats() | _measure_saving(folder)
     if popdist.getInstanceIndex() == 0:
         print(json.dumps(row))
 
 
-def _measure_exchanges() -> dict[str, float]:
+def _measure_step_messages() -> dict[str, float]:
     """Measure the messages between processes in a training step: signals and token counts."""
     seconds, before, busy = [], _rpc_traffic("exchange"), _service_seconds()
     for _ in range(ROUNDS):
@@ -144,13 +144,13 @@ def _measure_saving(folder: str) -> dict[str, float]:
         popdist.all_gather_object("saving begins")
         save = _time_slowest(lambda: store.save(1, _RowShards(), {}, wait=True))
     loads = []
-    load = _time_slowest(lambda: loads.append(_load_row(folder)))
+    load = _time_slowest(lambda: loads.append(_load_local_row(folder)))
     sizes = {p.name: p.stat().st_size for p in loads[0].path.glob("*.json")}
     return {"save_s": save, "load_s": load, "manifest_bytes": sizes.pop("manifest.json"),
             "tables_bytes": sum(sizes.values())}  # fmt: skip
 
 
-def _load_row(folder: str) -> Any:
+def _load_local_row(folder: str) -> Any:
     """Load a checkpoint and read this process's row of each tensor."""
     from checkpoints import load_checkpoint
     from checkpoints.tensor_shards import TensorShard
@@ -231,10 +231,10 @@ def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
     # As process 0 of so many.
     count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
     start = time.process_time()
-    shares = (divided := ShardAssigner()).assign(tensors)
+    shares = (divided := ShardAssigner()).assign_shards(tensors)
     sharing = time.process_time() - start
     start = time.process_time()
-    divided.assign(tensors)
+    divided.assign_shards(tensors)
     second_sharing = time.process_time() - start
     popdist.getNumInstances = count
     records = _create_records(tensors, shares.local_shards)

@@ -40,7 +40,7 @@ from benchmarks import ROOT
 from benchmarks.disk_offload import append_record
 from checkpoints import load_checkpoint
 from checkpoints.object_store import RemoteRun
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from config.errors import UserError
 from run.records.metrics_jsonl import StepMetrics, read_metrics
 from terminal.entry_point import entry_point
@@ -59,12 +59,12 @@ FULL = 4096  # bytes after which each file fails on a full disk
 USER_ERROR = 2
 
 
-class Difference(UserError):
+class RunsDifferError(UserError):
     """Raised if the interrupted run differs from the uninterrupted one, or ends incorrectly."""
 
 
 @dataclass
-class Soak:
+class SoakTest:
     """The interrupted run, the number of each interruption and its metrics.
 
     Attributes:
@@ -119,7 +119,7 @@ class Soak:
         text = log.read_text(errors="replace")
         codes = {-9 if ends_by == signal.SIGKILL else 143} | ({USER_ERROR} if can_fail else set())
         if code not in codes or "Traceback" in text:
-            raise Difference(f"a life ended with code {code}, not {codes}: {text[-3000:]}")
+            raise RunsDifferError(f"a life ended with code {code}, not {codes}: {text[-3000:]}")
         self._check(text)
         complete = ends_by == signal.SIGTERM and not (can_fail or mirror_died or is_last)
         if complete and self._draw_event("lost_folders"):
@@ -154,19 +154,21 @@ class Soak:
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
 
     def _update_newest(self) -> None:
-        saved = step_folders(self.run)
+        saved = list_step_folders(self.run)
         self.newest = max(self.newest, saved[0].step if saved else 0)
 
     def _check(self, text: str) -> None:
         """Check the output of a finished process, and the checkpoint on disk."""
         wrong_start = self.rows and f"starting from step {self._start}" not in text
         if wrong_start:
-            raise Difference(f"a life did not start from step {self._start}: {text[:2000]}")
+            raise RunsDifferError(f"a life did not start from step {self._start}: {text[:2000]}")
         before = self.newest
         self._update_newest()
         checkpoint = load_checkpoint(self.run)
         if checkpoint.step < before or checkpoint.step != self.newest:
-            raise Difference(f"step {before} was saved, but step {checkpoint.step} is the newest")
+            raise RunsDifferError(
+                f"step {before} was saved, but step {checkpoint.step} is the newest"
+            )
         self.rows += _training_metrics(self.run)
         self._start = self.newest
 
@@ -179,18 +181,18 @@ class Soak:
         ) as run:
             code = run.wait()
         if code:
-            raise Difference(f"the run that nobody disturbs ended with code {code}")
+            raise RunsDifferError(f"the run that nobody disturbs ended with code {code}")
         rows = {row["step"]: row for row in _training_metrics(whole)}
         for row in self.rows:
             for name in COMPARED:
                 if row["step"] <= self.newest and row[name] != rows[row["step"]][name]:
-                    raise Difference(f"{name} of step {row['step']} differs")
+                    raise RunsDifferError(f"{name} of step {row['step']} differs")
         brought = self.folder / "brought"
         RemoteRun(f"file://{self.mirror}").download_newest(brought)
         expected = digest_tensors(whole)
         for run_folder in (self.run, brought):
             if digest_tensors(run_folder) != expected:
-                raise Difference(f"the last step in {run_folder} differs")
+                raise RunsDifferError(f"the last step in {run_folder} differs")
         return len(self.rows)
 
 
@@ -233,7 +235,9 @@ def _wait_for_step(process: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + START
     while b"\nstep " not in log.read_bytes():
         if process.poll() is not None or time.monotonic() > end:
-            raise Difference(f"a life did not begin: {log.read_text(errors='replace')[-3000:]}")
+            raise RunsDifferError(
+                f"a life did not begin: {log.read_text(errors='replace')[-3000:]}"
+            )
         time.sleep(0.05)
 
 
@@ -242,7 +246,7 @@ def _wait_for_exit(process: subprocess.Popen[bytes], log: Path) -> int:
         return process.wait(END)
     except subprocess.TimeoutExpired:
         text = log.read_text(errors="replace")[-3000:]
-        raise Difference(f"a life did not end within {END:.0f} s: {text}") from None
+        raise RunsDifferError(f"a life did not end within {END:.0f} s: {text}") from None
 
 
 def _open_connections(port: int, stack: ExitStack) -> None:
@@ -257,13 +261,13 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def soak(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
+def run_soak_test(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
     """Interrupt a run for `minutes`, and compare it with an uninterrupted one.
 
     Raises:
         Difference: something was lost, or the run did not end as it must.
     """
-    soak_run, start_time = Soak(folder, random.Random(seed)), time.monotonic()
+    soak_run, start_time = SoakTest(folder, random.Random(seed)), time.monotonic()
     while time.monotonic() - start_time < 60 * minutes:
         soak_run.run_once()
         print(dict(soak_run.counts), "newest step", soak_run.newest, file=sys.stderr, flush=True)
@@ -291,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     if any(args.folder.iterdir()):
         raise UserError(f"--folder {args.folder} is not empty: name a new one")
-    counts_by_event = soak(args.folder.absolute(), args.minutes, args.seed)
+    counts_by_event = run_soak_test(args.folder.absolute(), args.minutes, args.seed)
     command = (
         f"python3 -m benchmarks.soak --minutes {args.minutes:g} --seed {args.seed} --folder DIR"
     )

@@ -43,7 +43,7 @@ from huggingface.torch_model import require_torch
 from planning.hardware.matrix_rate import matrix_rate
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
-from terminal.parser import count_option
+from terminal.parser import parse_count_option
 
 LOSS_TOLERANCE = 1e-4
 
@@ -88,7 +88,7 @@ def check_results(results: Mapping[str, Any]) -> None:
         raise UserError("the generated tokens differ")
 
 
-def compare(
+def measure_interleaved(
     workers: Mapping[str, Worker], samples: int, rounds: int, rate: float
 ) -> SpeedComparison:
     """Run the compared programs in turn, `rounds` times, after one warm-up round.
@@ -169,7 +169,7 @@ def _compare_programs(
             name: stack.enter_context(Worker(name, [*command, "--program", f"{kind}:{name}"]))
             for name in programs
         }
-        return compare(workers, samples, line.options.rounds, rate)
+        return measure_interleaved(workers, samples, line.options.rounds, rate)
 
 
 def _serve_program(line: CommandLine) -> None:
@@ -206,7 +206,9 @@ def _single_device_config(config: RunConfig) -> RunConfig:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=count_option, default=5, help="times each program runs")
+    parser.add_argument(
+        "--rounds", type=parse_count_option, default=5, help="times each program runs"
+    )
     parser.add_argument("--work", choices=(*WORK, "both"), default="both")
     parser.add_argument(
         "--generated_tokens",
@@ -215,7 +217,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="mean tokens of a prompt, with the spread of texts (standard deviation 0.45 of the "
         "logarithm); by default from half to all of what a sample has room for",
     )
-    parser.add_argument("--prompts", type=count_option, help="to answer; by default a micro-batch")
+    parser.add_argument(
+        "--prompts", type=parse_count_option, help="to answer; by default a micro-batch"
+    )
     parser.add_argument("--program", help=argparse.SUPPRESS)  # of a child process
 
 

@@ -20,7 +20,7 @@ Orbax was measured first (0.12.8, 20 arrays of 50 MB of float32, two cores) and 
 
 from checkpoints.errors import CheckpointError as CheckpointError
 from checkpoints.errors import CheckpointWarning as CheckpointWarning
-from checkpoints.errors import DamagedError as DamagedError
+from checkpoints.errors import DamagedCheckpointError as DamagedCheckpointError
 from checkpoints.safetensors_files import ArraySpec as ArraySpec
 from checkpoints.store import CheckpointStore as CheckpointStore
 from checkpoints.tensor_files import TensorFiles as TensorFiles

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import popdist
-from checkpoints.errors import CheckpointError, CheckpointWarning, DamagedError
-from files.atomic_writing import write_errors, write_synced
+from checkpoints.errors import CheckpointError, CheckpointWarning, DamagedCheckpointError
+from files.atomic_writing import wrap_write_errors, write_synced
 from files.errors import FileError
 from files.formatting import format_path
 
@@ -99,20 +99,20 @@ def is_transient(error: Exception) -> bool:
 
 
 @contextmanager
-def raise_on_all() -> Iterator[None]:
-    """A context that raises DamagedError on all processes if one process raises it inside.
+def raise_damage_on_all_processes() -> Iterator[None]:
+    """A context that raises DamagedCheckpointError on all processes if one process raises it inside.
 
     Collective: all processes enter and leave it.
     """
     damage = None
     try:
         yield
-    except DamagedError as error:
+    except DamagedCheckpointError as error:
         damage = error
     messages = popdist.all_gather_object(None if damage is None else str(damage))
     message = next((text for text in messages if text is not None), None)
     if message is not None:
-        raise DamagedError(message) from damage
+        raise DamagedCheckpointError(message) from damage
 
 
 def error_reason(error: Exception) -> str:
@@ -156,7 +156,7 @@ def check_shared_folder(directory: Path) -> None:
     name, nonce = "", secrets.token_hex(16)
     if popdist.getInstanceIndex() == 0:
         name = f".shared-{nonce[:8]}"
-        with write_errors("the folder", directory):
+        with wrap_write_errors("the folder", directory):
             directory.mkdir(parents=True, exist_ok=True)
             write_synced(directory / name, nonce)
     name, nonce, folder_text = popdist.all_gather_object([name, nonce, format_path(directory)])[0]

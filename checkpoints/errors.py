@@ -10,15 +10,15 @@ class CheckpointError(FileError):
     """A checkpoint or model folder that cannot be read or written."""
 
 
-class OtherFormatError(CheckpointError):
+class FormatVersionError(CheckpointError):
     """A checkpoint of another format version; the checkpoint is not damaged."""
 
 
-class DamagedError(CheckpointError):
+class DamagedCheckpointError(CheckpointError):
     """Checkpoint values that cannot be read, or whose SHA-256 is not the recorded one."""
 
 
-class DifferentCopiesError(CheckpointError):
+class InconsistentCheckpointError(CheckpointError):
     """Processes see different checkpoints under one path; no checkpoint is damaged."""
 
 

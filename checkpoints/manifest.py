@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Self
 
-from checkpoints.errors import CheckpointError, OtherFormatError
+from checkpoints.errors import CheckpointError, FormatVersionError
 from checkpoints.safetensors_files import sha256_of_bytes
 from checkpoints.sharded_files import ShardedTensorFiles, ShardedTensorSpec
 from checkpoints.tensor_files import (
@@ -24,10 +24,15 @@ from checkpoints.tensor_files import (
     records_to_json,
     write_size_checked,
 )
-from checkpoints.tensor_shards import ShardLayout, TensorShard, check_complete, with_offsets
+from checkpoints.tensor_shards import (
+    ShardLayout,
+    TensorShard,
+    check_shards_cover_tensor,
+    iter_with_offsets,
+)
 from files.errors import FileError
 from files.formatting import format_name, format_path, format_value
-from files.json_files import JsonObject, read_object
+from files.json_files import JsonObject, read_json_object
 from files.text_files import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
@@ -75,7 +80,7 @@ class Manifest:
             "tensors": records_to_json(self.tensors),
             "texts": self.texts,
             "tables": self.record_files,
-            "layouts": [_layout_to_json(layout) for layout in layouts.values()],
+            "layouts": [_shard_layout_to_json(layout) for layout in layouts.values()],
             "owners": list(owners.values()),
             "cut": {
                 name: {
@@ -86,7 +91,7 @@ class Manifest:
                 for name, one in self.sharded.items()
             },
         }
-        manifest = {"sha256": _json_sha256(content), "content": content}
+        manifest = {"sha256": _sha256_of_json(content), "content": content}
         write_size_checked(folder / FILE_NAME, json.dumps(manifest, indent=2) + "\n")
 
     @classmethod
@@ -94,16 +99,16 @@ class Manifest:
         """Read the manifest in a step's folder.
 
         Raises:
-            OtherFormatError: another format version wrote it.
+            FormatVersionError: another format version wrote it.
             CheckpointError: it is missing or damaged.
         """
         path = folder / FILE_NAME
         if not path.exists():
             raise CheckpointError(f"{format_path(path)} is missing")
         try:
-            manifest = read_object(path, MAX_RECORDS)
+            manifest = read_json_object(path, MAX_RECORDS)
             sha256 = manifest.text("sha256")
-            if sha256 != _json_sha256(manifest.mapping("content")):
+            if sha256 != _sha256_of_json(manifest.mapping("content")):
                 raise CheckpointError(f"{format_path(path)} is not what was saved")
             return cls._from_json(manifest.object("content"), path, sha256)
         except CheckpointError:
@@ -116,7 +121,7 @@ class Manifest:
         saved_format = content.count("format")
         if saved_format != FORMAT:
             age = "newer" if saved_format > FORMAT else "older"
-            raise OtherFormatError(
+            raise FormatVersionError(
                 f"{format_path(path)} has format {saved_format}, {age} than the {FORMAT} that this "
                 "version reads: use the version that wrote it"
             )
@@ -125,10 +130,10 @@ class Manifest:
             raise FileError(f"{format_path(path)} names files that are not of the checkpoint")
         return cls(
             content.count("step"), content.mapping("metadata"), records_from_json(content), texts,
-            record_files, _read_sharded(content, len(record_files)), sha256,
+            record_files, _parse_sharded_specs(content, len(record_files)), sha256,
         )  # fmt: skip
 
-    def check_texts(self, folder: Path) -> None:
+    def check_text_files(self, folder: Path) -> None:
         """Raise CheckpointError if a text file differs from the saved one."""
         for name, saved_digest in self.texts.items():
             try:
@@ -138,7 +143,7 @@ class Manifest:
             if digest != saved_digest:
                 raise CheckpointError(f"{format_path(folder / name)} is not what was saved")
 
-    def open(self, folder: Path, eager: bool = True) -> TensorFiles:
+    def open_tensor_files(self, folder: Path, eager: bool = True) -> TensorFiles:
         """Open the tensor files of a step after checking their headers, but not their values.
 
         Args:
@@ -161,9 +166,9 @@ class Manifest:
         return open_recorded_tensors(folder, records)
 
 
-def _read_sharded(content: JsonObject, num_processes: int) -> dict[str, ShardedTensorSpec]:
+def _parse_sharded_specs(content: JsonObject, num_processes: int) -> dict[str, ShardedTensorSpec]:
     """Parse the specs of sharded tensors; raises FileError if they are invalid."""
-    layouts = [_read_layout(layout) for layout in content.object_list("layouts")]
+    layouts = [_parse_shard_layout(layout) for layout in content.object_list("layouts")]
     owners, sharded = content.int_lists("owners"), {}
     for name, fields in content.objects("cut").items():
         layout, owner, dtype = fields.count("layout"), fields.count("owners"), fields.text("dtype")
@@ -176,34 +181,36 @@ def _read_sharded(content: JsonObject, num_processes: int) -> dict[str, ShardedT
     return sharded
 
 
-def _layout_to_json(layout: ShardLayout) -> dict[str, Any]:
+def _shard_layout_to_json(layout: ShardLayout) -> dict[str, Any]:
     boxes = []
     for (axes, offsets, sizes), in_box in groupby(layout, lambda shard: shard.box):
         shards = list(in_box)
-        assert all(shard.start == start for start, shard in with_offsets(shards))
+        assert all(shard.start == start for start, shard in iter_with_offsets(shards))
         lengths = [shard.length for shard in shards]
         boxes.append({"axes": axes, "corner": offsets, "box": sizes, "sizes": lengths})
     return {"shape": list(layout[0].shape), "boxes": boxes}
 
 
-def _read_layout(fields: JsonObject) -> ShardLayout:
+def _parse_shard_layout(fields: JsonObject) -> ShardLayout:
     """Parse the shard layout of a tensor.
 
     Raises:
         FileError: it is invalid, or does not cover the full tensor.
     """
     shape = tuple(fields.counts("shape"))
-    layout = tuple(shard for box in fields.object_list("boxes") for shard in _read_box(box, shape))
+    layout = tuple(
+        shard for box in fields.object_list("boxes") for shard in _parse_box_shards(box, shape)
+    )
     if not layout:
         raise FileError("a tensor has no shards")
     try:
-        check_complete(layout)
+        check_shards_cover_tensor(layout)
     except ValueError as error:
         raise FileError(f"a tensor of shape {shape} cannot be assembled: {error}") from error
     return layout
 
 
-def _read_box(fields: JsonObject, shape: tuple[int, ...]) -> list[TensorShard]:
+def _parse_box_shards(fields: JsonObject, shape: tuple[int, ...]) -> list[TensorShard]:
     """Parse the shards in one box (axis-aligned block) of a tensor."""
     axes, offsets, sizes = (tuple(fields.counts(name)) for name in ("axes", "corner", "box"))
     if sorted(axes) != list(range(len(shape))) or not len(offsets) == len(sizes) == len(shape):
@@ -216,5 +223,5 @@ def _read_box(fields: JsonObject, shape: tuple[int, ...]) -> list[TensorShard]:
     ]
 
 
-def _json_sha256(content: dict[str, Any]) -> str:
+def _sha256_of_json(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

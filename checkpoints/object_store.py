@@ -20,9 +20,9 @@ from checkpoints.errors import CheckpointError, CheckpointWarning
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.step_folders import (
     StepFolder,
-    remove_leftovers,
-    step_folder,
-    step_folders,
+    list_step_folders,
+    parse_step_folder,
+    remove_partial_steps,
     tmp_step_folder,
 )
 from checkpoints.tensor_files import is_file_name
@@ -60,24 +60,24 @@ class RemoteRun:
             advice = f"the package {package}: pip install {package}" if package else str(error)
             raise CheckpointError(f"{format_path(address)} needs {advice}") from error
         except Exception as error:
-            raise self._store_error(error) from error
+            raise self._to_checkpoint_error(error) from error
         self._root = Path(root)
         self.last_progress = time.monotonic()
         """Time of the last successful write, in seconds of the monotonic clock."""
 
     def steps(self) -> list[StepFolder]:
         """Return the complete steps, newest first."""
-        return [s for s in self._step_folders() if self._exists(s.path / FILE_NAME)]
+        return [s for s in self._list_step_folders() if self._exists(s.path / FILE_NAME)]
 
     def upload(self, step: Path, to_keep: int) -> None:
         """Upload a step with the run's records and models; delete all but `to_keep` steps."""
         run = RunFolder(step.parent)
         for file in run.records:
-            with self._store_errors():
+            with self._wrap_store_errors():
                 self._store.put_file(str(file), str(self._root / file.relative_to(run.path)))
-        self._subfolder(run.base)._upload_bases(run.base)
+        self._subfolder(run.base)._upload_base_models(run.base)
         best = self._subfolder(run.best)
-        for _, _, path in step_folders(run.best)[:1]:
+        for _, _, path in list_step_folders(run.best)[:1]:
             if all(path.name != step.path.name for step in best.steps()):
                 best._upload_step(path, 1)
         self._upload_step(step, to_keep)
@@ -97,18 +97,18 @@ class RemoteRun:
             return None
         run = RunFolder(directory)
         self._subfolder(run.best)._download_newest_step(run.best)
-        self._subfolder(run.base)._download_bases(run.base)
+        self._subfolder(run.base)._download_base_models(run.base)
         self._download_records(directory)
         return self._download_newest_step(directory, newer_than)  # last: marks the rest complete
 
     def download(self, directory: Path) -> Path | None:
         """Download the step at this address, or the newest step of the run at this address."""
-        step = step_folder(self._root)
+        step = parse_step_folder(self._root)
         if step is None or not self._exists(self._root / FILE_NAME):
             return self.download_newest(directory)
         run = RemoteRun(self.address.rpartition("/")[0])
         base = RunFolder(directory).base
-        run._subfolder(base)._download_bases(base)
+        run._subfolder(base)._download_base_models(base)
         run._download_records(directory)
         return run._download_undamaged(step.path, directory)
 
@@ -118,7 +118,7 @@ class RemoteRun:
 
     def read_file(self, name: str) -> bytes | None:
         """Read a small file of the run; None if it does not exist."""
-        with self._store_errors():
+        with self._wrap_store_errors():
             try:
                 return bytes(self._store.cat_file(str(self._root / name)))
             except FileNotFoundError:
@@ -126,27 +126,27 @@ class RemoteRun:
 
     def write_file(self, name: str, data: bytes) -> None:
         """Write a small file of the run."""
-        with self._store_errors():
+        with self._wrap_store_errors():
             self._store.pipe_file(str(self._root / name), data)
 
     def check_writable(self) -> None:
         """Check that files can be written to and deleted from the object store."""
         name = f"probe-{uuid4().hex}"
         self.write_file(name, b"")
-        with self._store_errors():
+        with self._wrap_store_errors():
             self._store.rm_file(str(self._root / name))
 
     def delete(self) -> None:
         """Delete the run's steps, best weights, base models and records."""
         folder = RunFolder(self._root)
         for run in (self, self._subfolder(folder.best)):
-            for step in run._step_folders():
+            for step in run._list_step_folders():
                 run._delete_step(step.path)
         bases = self._subfolder(folder.base)
-        for path in bases._base_paths():
+        for path in bases._list_base_models():
             bases._delete_step(path)
-        with self._store_errors():
-            for file in self._records():
+        with self._wrap_store_errors():
+            for file in self._list_record_files():
                 self._store.rm_file(str(file))
 
     # ---- base models: steps of other runs, in folders named by digest ----------------------------
@@ -154,12 +154,12 @@ class RemoteRun:
         """Return the remote run in a subfolder of this one, such as `best`."""
         return RemoteRun(f"{self.address}/{folder.name}")
 
-    def _base_paths(self) -> list[Path]:
-        with self._store_errors():
+    def _list_base_models(self) -> list[Path]:
+        with self._wrap_store_errors():
             paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
         return [path for path in map(Path, paths) if is_file_name(path.name)]
 
-    def _upload_bases(self, folder: Path) -> None:
+    def _upload_base_models(self, folder: Path) -> None:
         """Upload missing base models, and delete remote ones that the local folder lacks."""
         steps = list(folder.iterdir()) if folder.is_dir() else []
         steps = [step for step in steps if (step / FILE_NAME).is_file()]
@@ -167,19 +167,19 @@ class RemoteRun:
             if not self.has_step(step):
                 self._upload_step(step, 0)
         names = {step.name for step in steps}
-        for path in self._base_paths():
+        for path in self._list_base_models():
             if path.name not in names:
                 self._delete_step(path)
 
-    def _download_bases(self, folder: Path) -> None:
-        for path in self._base_paths():
+    def _download_base_models(self, folder: Path) -> None:
+        for path in self._list_base_models():
             if self._exists(path / FILE_NAME):
                 self._download_undamaged(path, folder)
 
     def _download_undamaged(self, step: Path, directory: Path) -> Path:
         try:
             return self._download_step(step, directory)
-        except _DamageError as error:
+        except _DamagedDownloadError as error:
             address = format_path(f"{self.address}/{step.name}")
             raise CheckpointError(f"{address} is damaged: {error}") from error
 
@@ -190,14 +190,14 @@ class RemoteRun:
             # Open files stay readable when the run deletes the step meanwhile.
             files = {path.name: stack.enter_context(path.open("rb")) for path in step.iterdir()}
             self._delete_step(target)
-            with self._store_errors():
+            with self._wrap_store_errors():
                 for name in sorted(files, key=FILE_NAME.__eq__):  # the manifest last
                     with self._store.open(str(target / name), "wb") as copy:
                         while block := files[name].read(_COPY_BYTES):
                             copy.write(block)
                             self.last_progress = time.monotonic()
         kept = [target, *(folder.path for folder in self.steps()[:to_keep])]
-        for folder in self._step_folders():
+        for folder in self._list_step_folders():
             if folder.path not in kept:
                 self._delete_step(folder.path)
 
@@ -207,96 +207,96 @@ class RemoteRun:
                 break
             try:
                 return self._download_step(step.path, directory)
-            except _DamageError as error:
+            except _DamagedDownloadError as error:
                 damaged = f"step {step.step} in {format_path(self.address)} is damaged ({error})"
                 warnings.warn(f"{damaged}: using one before", CheckpointWarning, stacklevel=2)
         return None
 
     def _download_step(self, step: Path, directory: Path) -> Path:
         """Download a step and verify the SHA-256 of all files; returns its folder."""
-        with self._store_errors():
+        with self._wrap_store_errors():
             manifest = self._store.cat_file(str(step / FILE_NAME))
             paths = [Path(path) for path in self._store.ls(str(step), detail=False)]
         target = directory / step.name
         if target.is_dir():
-            with suppress(OSError, _DamageError):
+            with suppress(OSError, _DamagedDownloadError):
                 if (target / FILE_NAME).read_bytes() == manifest:
-                    _verify_files(target)
+                    _verify_step_files(target)
                     return target
             shutil.rmtree(target)  # damaged, or of an earlier run at this address
         directory.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(directory)
+        remove_partial_steps(directory)
         with tmp_step_folder(directory, target.name) as tmp_folder:
             names = [p.name for p in paths if is_file_name(p.name) and p.name != FILE_NAME]
-            with self._store_errors():
+            with self._wrap_store_errors():
                 for name in names:
                     self._store.get_file(str(step / name), str(tmp_folder / name))
                     fsync(tmp_folder / name)
             (tmp_folder / FILE_NAME).write_bytes(manifest)
             fsync(tmp_folder / FILE_NAME)
-            _verify_files(tmp_folder)
+            _verify_step_files(tmp_folder)
         return target
 
     def _delete_step(self, step: Path) -> None:
-        with self._store_errors():
+        with self._wrap_store_errors():
             if self._exists(step / FILE_NAME):
                 self._store.rm_file(str(step / FILE_NAME))
             if self._exists(step):
                 self._store.rm(str(step), recursive=True)
 
     # ---- listing --------------------------------------------------------------------------------
-    def _step_folders(self) -> list[StepFolder]:
+    def _list_step_folders(self) -> list[StepFolder]:
         """Return all remote steps, also incomplete ones, newest first."""
-        with self._store_errors():
+        with self._wrap_store_errors():
             paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
-        return sorted(filter(None, (step_folder(Path(path)) for path in paths)), reverse=True)
+        return sorted(filter(None, (parse_step_folder(Path(path)) for path in paths)), reverse=True)
 
     def _download_records(self, directory: Path) -> None:
-        for file in self._records():
+        for file in self._list_record_files():
             target = directory / file.relative_to(self._root)
             target.parent.mkdir(parents=True, exist_ok=True)
-            with self._store_errors():
+            with self._wrap_store_errors():
                 self._store.get_file(str(file), str(target))
 
-    def _records(self) -> list[Path]:
+    def _list_record_files(self) -> list[Path]:
         folder = RunFolder(self._root)
-        with self._store_errors():
+        with self._wrap_store_errors():
             has_tokenizer = self._exists(folder.tokenizer)
             found = self._store.find(str(folder.tokenizer)) if has_tokenizer else []
         tokenizer = [path for path in map(Path, found) if path.parent == folder.tokenizer]
         return [*(path for path in folder.resume_files if self._exists(path)), *tokenizer]
 
     def _exists(self, path: Path | None = None) -> bool:
-        with self._store_errors():
+        with self._wrap_store_errors():
             return bool(self._store.exists(str(path or self._root)))
 
     @contextmanager
-    def _store_errors(self) -> Iterator[None]:
+    def _wrap_store_errors(self) -> Iterator[None]:
         """A context that turns exceptions of the object store into CheckpointError."""
         try:
             yield
         except CheckpointError:
             raise
         except Exception as error:  # fsspec implementations share no exception type
-            raise self._store_error(error) from error
+            raise self._to_checkpoint_error(error) from error
 
-    def _store_error(self, error: Exception) -> CheckpointError:
+    def _to_checkpoint_error(self, error: Exception) -> CheckpointError:
         reason = format_name(" ".join(error_reason(error).split()) or type(error).__name__, 120)
         return CheckpointError(f"cannot copy to or from {format_path(self.address)}: {reason}")
 
 
-class _DamageError(Exception):
+class _DamagedDownloadError(Exception):
     """A downloaded step whose files do not match their SHA-256."""
 
 
-def _verify_files(step: Path) -> None:
-    """Verify the SHA-256 of all files of a step folder; raises _DamageError."""
+def _verify_step_files(step: Path) -> None:
+    """Verify the SHA-256 of all files of a step folder; raises _DamagedDownloadError."""
     try:
         manifest = Manifest.read(step)
-        manifest.check_texts(step)
-        manifest.open(step).verify()
+        manifest.check_text_files(step)
+        manifest.open_tensor_files(step).verify()
     except CheckpointError as error:
-        raise _DamageError(str(error)) from error
+        raise _DamagedDownloadError(str(error)) from error
 
 
 def download_if_remote(load: str) -> str:
@@ -314,7 +314,7 @@ def download_if_remote(load: str) -> str:
     cache = Path(os.path.expanduser(caches)) / "popxl" / name
     with lock_folder(cache, wait=True):
         newest = run.download(cache)
-        for _, _, path in step_folders(cache):
+        for _, _, path in list_step_folders(cache):
             if path != newest:
                 shutil.rmtree(path)  # readers have its files open
     if newest is None:

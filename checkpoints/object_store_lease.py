@@ -17,12 +17,12 @@ from uuid import uuid4
 from checkpoints.collective_io import run_on_first_process
 from checkpoints.errors import CheckpointError
 from checkpoints.object_store import RemoteRun
-from checkpoints.step_folders import step_folders
-from files.atomic_writing import write_text
+from checkpoints.step_folders import list_step_folders
+from files.atomic_writing import write_text_atomically
 from files.errors import FileError
 from files.folder_lock import lock_folder
 from files.formatting import format_name, format_path
-from files.json_files import JsonObject, parse_json, read_object
+from files.json_files import JsonObject, parse_json, read_json_object
 from files.run_folder import RunFolder
 from terminal.screen import say
 
@@ -73,16 +73,16 @@ class Lease:
             LeaseLostError: another folder has taken the address over.
             CheckpointError: the store cannot be reached.
         """
-        self._check_held()
+        self._check_still_held()
         self._record = replace(self._record, beat=self._record.beat + 1)
         _write_record(self._remote, self._record)
 
     def release(self) -> None:
         """Release the lease at the end of the run; raises as `renew` does."""
-        self._check_held()
+        self._check_still_held()
         _write_record(self._remote, replace(self._record, beat=0))
 
-    def _check_held(self) -> None:
+    def _check_still_held(self) -> None:
         current = _read_record(self._remote)
         held = self._record.run, self._record.writer
         if current is None or (current.run, current.writer) != held:
@@ -90,7 +90,7 @@ class Lease:
             raise LeaseLostError(f"{who} taken {format_path(self._remote.address)} over")
 
 
-def acquire_lease(folder: Path, remote: RemoteRun, fresh: bool = False) -> Lease:
+def acquire_lease(folder: Path, remote: RemoteRun, is_new_run: bool = False) -> Lease:
     """Acquire the lease on an address for a run folder that the caller has locked.
 
     A folder without steps takes over the run at the address once its lease has ended.
@@ -103,23 +103,25 @@ def acquire_lease(folder: Path, remote: RemoteRun, fresh: bool = False) -> Lease
             or the store denies reading, writing or deleting.
     """
     remote.check_writable()
-    local, current = _local_record(folder), _read_record(remote)
+    local, current = _record_of_folder(folder), _read_record(remote)
     if current is not None and current.writer != local.writer:
-        if current.run != local.run and step_folders(folder):
+        if current.run != local.run and list_step_folders(folder):
             raise CheckpointError(
                 f"{format_path(remote.address)} has another run, that of {current.location}: give "
                 "another --checkpoint.mirror"
             )
         _wait_until_expired(remote, current)
-    run = "" if fresh else local.run if current is None else current.run
+    run = "" if is_new_run else local.run if current is None else current.run
     record = replace(local, run=run or uuid4().hex)
     ids = {"run": record.run, "writer": record.writer, "folder": record.folder}
-    write_text("the name of the run", RunFolder(folder).mirror_ids, json.dumps(ids) + "\n")
+    write_text_atomically(
+        "the name of the run", RunFolder(folder).mirror_ids, json.dumps(ids) + "\n"
+    )
     _write_record(remote, record)
     return Lease(remote, record)
 
 
-def _local_record(folder: Path) -> LeaseRecord:
+def _record_of_folder(folder: Path) -> LeaseRecord:
     """Return the lease record of a local run folder.
 
     Its run is "" if the folder never had a mirror. A copied folder gets a new writer id.
@@ -128,7 +130,7 @@ def _local_record(folder: Path) -> LeaseRecord:
     new = LeaseRecord("", uuid4().hex, location, socket.gethostname())
     if not path.is_file():
         return new
-    ids = read_object(path)
+    ids = read_json_object(path)
     writer = ids.text("writer") if ids.text("folder") == location else new.writer
     return replace(new, run=ids.text("run"), writer=writer)
 
@@ -191,7 +193,7 @@ def restore_newer_step(save: str, mirror: str) -> Path | None:
         if not remote.steps():
             return None
         acquire_lease(folder, remote)
-        local_steps = step_folders(folder)
+        local_steps = list_step_folders(folder)
         return remote.download_newest(folder, local_steps[0].number if local_steps else -1)
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from checkpoints.errors import CheckpointError, DamagedError
+from checkpoints.errors import CheckpointError, DamagedCheckpointError
 from files.atomic_writing import unwrap_os_errors
 from files.formatting import format_name
-from files.git_lfs import check_no_pointer
+from files.git_lfs import check_not_lfs_pointer
 from files.temp_folders import fsync
 from files.text_files import MEBIBYTE
 
@@ -99,7 +99,7 @@ class StoredTensor(NamedTuple):
         """Fill `memory` with the tensor's bytes, from byte `offset` on; thread-safe.
 
         Raises:
-            DamagedError: the file cannot be read, or was truncated.
+            DamagedCheckpointError: the file cannot be read, or was truncated.
         """
         done = 0
         try:
@@ -113,7 +113,7 @@ class StoredTensor(NamedTuple):
                 done += count
         except OSError as error:
             reason = error.strerror or error
-            raise DamagedError(
+            raise DamagedCheckpointError(
                 f"cannot read tensor {self.name} of {self.path}: {reason}"
             ) from error
 
@@ -126,7 +126,7 @@ def read_header(path: Path) -> list[StoredTensor]:
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is missing")
-    check_no_pointer(path)
+    check_not_lfs_pointer(path)
     try:
         file = OpenFile(path)
         length = int.from_bytes(os.pread(file.descriptor, 8, 0), "little")
@@ -146,7 +146,7 @@ def read_header(path: Path) -> list[StoredTensor]:
 
 
 # ---- writing ------------------------------------------------------------------------------------
-def to_storable(name: str, tensor: np.ndarray) -> np.ndarray:
+def to_c_order(name: str, tensor: np.ndarray) -> np.ndarray:
     """Return the tensor as an array in C order, without a copy if it already is one.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import popdist
-from checkpoints.safetensors_files import to_storable
+from checkpoints.safetensors_files import to_c_order
 from checkpoints.sharded_files import ShardedTensorSpec, stored_name
 from checkpoints.tensor_shards import ShardedTensor, ShardSource
 
@@ -36,7 +36,7 @@ class ShardAssignment:
             read = self._tensors[name].read
             values = [read(shard) for shard in shards]
             array = np.concatenate(values) if len(values) > 1 else values[0]
-            yield stored_name(name, popdist.getInstanceIndex()), to_storable(name, array)
+            yield stored_name(name, popdist.getInstanceIndex()), to_c_order(name, array)
 
 
 class ShardAssigner:
@@ -50,7 +50,7 @@ class ShardAssigner:
         self._tensors: list[ShardedTensor] = []
         self._assignment: ShardAssignment | None = None
 
-    def assign(self, source: ShardSource) -> ShardAssignment:
+    def assign_shards(self, source: ShardSource) -> ShardAssignment:
         """Assign the shards of all tensors to processes."""
         tensors = list(source.shards())
         last = self._assignment
@@ -93,8 +93,8 @@ def iter_local_tensors(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str,
     """
     balancer = _LoadBalancer()
     for name in tensors:
-        array = to_storable(name, tensors[name])
-        owner = balancer.assign(array.nbytes, range(popdist.getNumInstances()))
+        array = to_c_order(name, tensors[name])
+        owner = balancer.assign_bytes(array.nbytes, range(popdist.getNumInstances()))
         if owner == popdist.getInstanceIndex():
             yield name, array
 
@@ -107,7 +107,7 @@ class _LoadBalancer:
         self._bytes = [0] * popdist.getNumInstances()
         self._small_bytes = nbytes // popdist.getNumInstances() // SMALL_FRACTION
 
-    def assign(self, nbytes: int, processes: Sequence[int]) -> int:
+    def assign_bytes(self, nbytes: int, processes: Sequence[int]) -> int:
         """Assign `nbytes` to the process with the fewest bytes; returns that process."""
         owner = min(processes, key=self._bytes.__getitem__)
         self._bytes[owner] += nbytes
@@ -121,6 +121,8 @@ class _LoadBalancer:
         for shard, processes in zip(tensor.layout, tensor.processes, strict=True):
             nbytes = shard.length * tensor.dtype.itemsize
             owners.append(
-                self.assign(nbytes, processes[:1] if nbytes < self._small_bytes else processes)
+                self.assign_bytes(
+                    nbytes, processes[:1] if nbytes < self._small_bytes else processes
+                )
             )
         return tuple(owners)

@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError, DamagedError
+from checkpoints.errors import CheckpointError, DamagedCheckpointError
 from checkpoints.safetensors_files import ArraySpec, StoredTensor
 from checkpoints.tensor_files import TensorFiles, open_recorded_tensors, read_records
 from checkpoints.tensor_shards import (
     ShardLayout,
     StoredShards,
     TensorShard,
-    assemble,
+    assemble_tensor,
     find_needed_chunks,
-    with_offsets,
+    iter_with_offsets,
 )
 from files.formatting import format_name
 
@@ -52,7 +52,7 @@ class ShardedTensorFiles(TensorFiles):
     """Lazy mapping of a step's tensors whose shards several processes stored.
 
     The files of a process are opened, and its record file is read, on the first access to a shard
-    that it stored, by any thread. A damaged file raises DamagedError then.
+    that it stored, by any thread. A damaged file raises DamagedCheckpointError then.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ShardedTensorFiles(TensorFiles):
         """Open the files of all processes, so that reads survive their deletion.
 
         Raises:
-            DamagedError: a file is missing, damaged, or not the one of the manifest.
+            DamagedCheckpointError: a file is missing, damaged, or not the one of the manifest.
         """
         for process in range(len(self._record_files)):
             self._files_of_process(process)
@@ -127,7 +127,8 @@ class ShardedTensorFiles(TensorFiles):
             by_process = self._shards_by_process(name)
             stored = tuple(
                 StoredShards(
-                    self._chunk_elements(stored_name(name, process)), tuple(with_offsets(shards))
+                    self._chunk_elements(stored_name(name, process)),
+                    tuple(iter_with_offsets(shards)),
                 )
                 for process, shards in by_process.items()
             )
@@ -139,13 +140,13 @@ class ShardedTensorFiles(TensorFiles):
         """Assemble a full tensor from the arrays that each process stored."""
         dtype, shape = self.spec(name)
         by_process = self._shards_by_process(name)
-        return assemble(
+        return assemble_tensor(
             shape,
             dtype,
             {
                 shard: partial(array.__getitem__, slice(offset, offset + shard.length))
                 for process, array in arrays.items()
-                for offset, shard in with_offsets(by_process[process])
+                for offset, shard in iter_with_offsets(by_process[process])
             },
         )
 
@@ -164,7 +165,7 @@ class ShardedTensorFiles(TensorFiles):
                 try:
                     self._process_files[process] = self._open_process_files(process)
                 except CheckpointError as error:
-                    raise DamagedError(str(error)) from error
+                    raise DamagedCheckpointError(str(error)) from error
             return self._process_files[process]
 
     def _open_process_files(self, process: int) -> TensorFiles:

@@ -38,19 +38,19 @@ class StepFolder(NamedTuple):
     path: Path
 
 
-def step_folders(directory: Path) -> list[StepFolder]:
+def list_step_folders(directory: Path) -> list[StepFolder]:
     """Return the step folders of a directory, newest first; none if the directory is missing."""
     try:
         if not directory.is_dir():
             return []
-        steps = [step_folder(path) for path in directory.iterdir() if path.is_dir()]
+        steps = [parse_step_folder(path) for path in directory.iterdir() if path.is_dir()]
     except OSError as error:
         reason = error.strerror
         raise CheckpointError(f"cannot read {format_path(directory)}: {reason}") from error
     return sorted(filter(None, steps), reverse=True)
 
 
-def step_folder(path: Path) -> StepFolder | None:
+def parse_step_folder(path: Path) -> StepFolder | None:
     """Parse the name of a step folder; returns None for other names."""
     match = _NAME.fullmatch(path.name)
     return match and StepFolder(int(match[1]), int(match[2]), path)
@@ -58,7 +58,7 @@ def step_folder(path: Path) -> StepFolder | None:
 
 def next_folder_name(directory: Path, step: int) -> str:
     """Return the folder name for the next save, which is of step `step`."""
-    saved = step_folders(directory)
+    saved = list_step_folders(directory)
     return f"{saved[0].number + 1 if saved else 0:06d}-step-{step}"
 
 
@@ -79,7 +79,7 @@ def tmp_step_folder(directory: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(tmp_folder, ignore_errors=True)
 
 
-def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> None:
+def remove_older_steps(directory: Path, to_keep: int, damaged: Collection[Path]) -> None:
     """Delete all but the newest `to_keep` step folders, and partly deleted ones.
 
     A folder that cannot be deleted is a `CheckpointWarning`; the next call tries again.
@@ -88,16 +88,16 @@ def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> No
         damaged: absolute paths of damaged steps, which do not count as kept.
     """
     kept: set[int] = set()
-    for _, step, path in step_folders(directory):
+    for _, step, path in list_step_folders(directory):
         if step in kept or len(kept) == to_keep:
-            with _warn_on_failure(path):
+            with _warn_if_deletion_fails(path):
                 os.rename(path, path.with_name(f".deleted-{path.name}"))
         elif path.absolute() not in damaged:
             kept.add(step)
     _remove_matching(directory, _DELETED)
 
 
-def remove_leftovers(directory: Path) -> None:
+def remove_partial_steps(directory: Path) -> None:
     """Delete step folders that a killed process partly wrote or deleted."""
     _remove_matching(directory, _LEFTOVER)
 
@@ -105,12 +105,12 @@ def remove_leftovers(directory: Path) -> None:
 def _remove_matching(directory: Path, names: re.Pattern[str]) -> None:
     for path in directory.iterdir():
         if names.fullmatch(path.name):
-            with _warn_on_failure(path):
+            with _warn_if_deletion_fails(path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
-def _warn_on_failure(path: Path) -> Iterator[None]:
+def _warn_if_deletion_fails(path: Path) -> Iterator[None]:
     """A context that turns a failed deletion into a warning."""
     try:
         yield
@@ -123,10 +123,10 @@ def _warn_on_failure(path: Path) -> Iterator[None]:
         )
 
 
-def remove_run(run: RunFolder) -> None:
+def remove_run_files(run: RunFolder) -> None:
     """Delete a run's steps, best weights, tokenizer and metrics; other files stay."""
     for directory in (run.path, run.best):
-        for _, _, path in step_folders(directory):
+        for _, _, path in list_step_folders(directory):
             hidden = path.with_name(f".deleted-{path.name}")
             os.rename(path, hidden)
             shutil.rmtree(hidden)

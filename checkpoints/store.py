@@ -28,15 +28,15 @@ from checkpoints.manifest import Manifest
 from checkpoints.safetensors_files import sha256_of_bytes, split_by_bytes, write_safetensors
 from checkpoints.shard_assignment import ShardAssigner, iter_local_tensors
 from checkpoints.step_folders import (
+    list_step_folders,
     next_folder_name,
-    remove_leftovers,
-    remove_older,
-    step_folders,
+    remove_older_steps,
+    remove_partial_steps,
     tmp_step_folder,
 )
-from checkpoints.tensor_files import TensorRecord, TensorRecords, reader_pool, write_records
+from checkpoints.tensor_files import TensorRecord, TensorRecords, get_reader_pool, write_records
 from checkpoints.tensor_shards import ShardSource
-from checkpoints.verified_loading import SavedCheckpoint, damaged_folders, load_newest
+from checkpoints.verified_loading import SavedCheckpoint, get_damaged_folders, load_newest
 from files.atomic_writing import write_synced
 from files.formatting import format_bytes, format_path
 
@@ -130,7 +130,7 @@ class CheckpointStore:
         json_metadata = json.loads(json.dumps(dict(metadata)))
         manifest = Manifest(step, json_metadata, texts=dict(texts or {}))
         if popdist.getNumInstances() > 1 and isinstance(tensors, ShardSource):
-            assignment = self._shard_assigner.assign(tensors)
+            assignment = self._shard_assigner.assign_shards(tensors)
             manifest = replace(manifest, sharded=assignment.sharded)
             local_tensors, is_copy = assignment.local_arrays, True
         else:
@@ -142,7 +142,7 @@ class CheckpointStore:
         self._pending = self._writer.submit(self._write, manifest, copies.items, start)
         CheckpointStore._latest = self._pending
 
-    def check_space(self, step: int | None, needed: int) -> None:
+    def check_disk_space(self, step: int | None, needed_bytes: int) -> None:
         """Check that the disk has enough free bytes for a checkpoint.
 
         Args:
@@ -156,18 +156,20 @@ class CheckpointStore:
         folder = self._directory
         free = shutil.disk_usage(folder).free
         step_name = "a step" if step is None else f"step {step}"
-        if free < needed:
+        if free < needed_bytes:
             raise CheckpointError(
                 f"cannot save {step_name} in {format_path(folder)}: it needs "
-                f"{format_bytes(needed)}, and {format_bytes(free)} are free: make room, or save "
-                "elsewhere"
+                f"{format_bytes(needed_bytes)}, and {format_bytes(free)} are free: make room, or "
+                "save elsewhere"
             )
-        used = sum(f.stat().st_size for old in step_folders(folder) for f in old.path.iterdir())
-        if step is None and self._to_keep and free + used < (self._to_keep + 1) * needed:
+        used = sum(
+            f.stat().st_size for old in list_step_folders(folder) for f in old.path.iterdir()
+        )
+        if step is None and self._to_keep and free + used < (self._to_keep + 1) * needed_bytes:
             warnings.warn(
-                f"{format_path(folder)} has room for {(free + used) // needed} steps of "
-                f"{format_bytes(needed)}, but {self._to_keep} are kept while one is written: lower "
-                "--checkpoint.to_keep, or make room",
+                f"{format_path(folder)} has room for {(free + used) // needed_bytes} steps of "
+                f"{format_bytes(needed_bytes)}, but {self._to_keep} are kept while one is written: "
+                "lower --checkpoint.to_keep, or make room",
                 CheckpointWarning,
                 stacklevel=2,
             )
@@ -197,7 +199,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the step numbers in the directory, newest last; damaged steps are included."""
-        return [folder.step for folder in reversed(step_folders(self._directory))]
+        return [folder.step for folder in reversed(list_step_folders(self._directory))]
 
     def close(self) -> None:
         """Wait for the background save; afterwards the store cannot save, but can load.
@@ -234,12 +236,12 @@ class CheckpointStore:
         seconds = time.monotonic() - start
         self.last_save = SaveResult(manifest.step, self._step_folder, seconds, time.time())
         if self._to_keep is not None and popdist.getInstanceIndex() == 0:
-            self._remove_older(self._to_keep)
+            self._remove_older_steps(self._to_keep)
 
-    def _remove_older(self, to_keep: int) -> None:
+    def _remove_older_steps(self, to_keep: int) -> None:
         """Delete older steps; a failed deletion is only a warning, as the new step is saved."""
         try:
-            remove_older(self._directory, to_keep, self._damaged | damaged_folders())
+            remove_older_steps(self._directory, to_keep, self._damaged | get_damaged_folders())
         except (OSError, CheckpointError) as error:
             failure = f"cannot look for older steps in {format_path(self._directory)}"
             warnings.warn(f"{failure}: {error_reason(error)}", CheckpointWarning, stacklevel=2)
@@ -268,7 +270,9 @@ class CheckpointStore:
                 replace(manifest, tensors=records, texts=digests, record_files=record_files).write(
                     folder
                 )
-                Manifest.read(folder).open(folder)  # a step that cannot be read is not committed
+                Manifest.read(folder).open_tensor_files(
+                    folder
+                )  # a step that cannot be read is not committed
                 stack.close()
 
             run_on_all_processes(commit, self._channel)
@@ -277,7 +281,7 @@ class CheckpointStore:
         """Create the directory and return an unused folder name for a step."""
         self._directory.mkdir(parents=True, exist_ok=True)
         if not self._has_saved:
-            remove_leftovers(self._directory)
+            remove_partial_steps(self._directory)
             self._has_saved = True
         return next_folder_name(self._directory, step)
 
@@ -310,7 +314,7 @@ def write_tensors(
         OSError: a file cannot be written.
     """
     records: TensorRecords = {}
-    with reader_pool() as pool:
+    with get_reader_pool() as pool:
         for number, shard in enumerate(split_by_bytes(tensors, shard_bytes), 1):
             file = f"{prefix}{number:05d}.safetensors"
             shard_records = pool.map(

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError, DamagedError
+from checkpoints.errors import CheckpointError, DamagedCheckpointError
 from checkpoints.lazy_arrays import LazyArrays
 from checkpoints.safetensors_files import (
     DTYPES,
@@ -46,7 +46,7 @@ MAX_READERS = 4
 
 
 @contextmanager
-def reader_pool() -> Iterator[ThreadPoolExecutor]:
+def get_reader_pool() -> Iterator[ThreadPoolExecutor]:
     """A context with a thread pool for reading and hashing; queued work is canceled at its end."""
     pool = ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1))
     try:
@@ -110,7 +110,7 @@ class TensorFiles(LazyArrays):
 
         Raises:
             KeyError: unknown name.
-            DamagedError: the tensor cannot be read, or does not match its digest.
+            DamagedCheckpointError: the tensor cannot be read, or does not match its digest.
         """
         return self._read(name)
 
@@ -121,7 +121,7 @@ class TensorFiles(LazyArrays):
             The tensor in its full shape; elements outside of these chunks are 0.
 
         Raises:
-            KeyError, DamagedError: as for a full read.
+            KeyError, DamagedCheckpointError: as for a full read.
         """
         full = TensorShard.full(self.spec(name).shape)
         stored = StoredShards(self._chunk_elements(name), ((0, full),))
@@ -162,7 +162,7 @@ class TensorFiles(LazyArrays):
             process, num_processes: verify only this process's part of the chunks.
 
         Raises:
-            DamagedError: names the first tensor that is not the saved one.
+            DamagedCheckpointError: names the first tensor that is not the saved one.
         """
 
         def read(chunk: tuple[str, int]) -> None:
@@ -173,7 +173,7 @@ class TensorFiles(LazyArrays):
 
         counts = {n: chunk_count(self._stored_spec(n).nbytes) for n in self._stored_names()}
         chunks = [(name, number) for name, count in counts.items() for number in range(count)]
-        with reader_pool() as pool:
+        with get_reader_pool() as pool:
             for _ in pool.map(read, chunks[process::num_processes]):
                 pass
 
@@ -191,7 +191,7 @@ class TensorFiles(LazyArrays):
         stored.read_into(memory, number * chunk_bytes(self._stored_spec(name).nbytes))
         if digests is not None and sha256_of_bytes(memory) != digests[number]:
             file = f"{stored.path.parent.name}/{stored.path.name}"
-            raise DamagedError(f"tensor {name} in {file} is not what was saved")
+            raise DamagedCheckpointError(f"tensor {name} in {file} is not what was saved")
 
     def _chunk_elements(self, name: str) -> int:
         """Return the number of elements in a chunk of a stored tensor."""

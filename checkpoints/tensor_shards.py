@@ -73,7 +73,7 @@ class ShardSource(Protocol):
         """Return all tensors, in the same order on all processes."""
 
 
-def assemble(
+def assemble_tensor(
     shape: tuple[int, ...], dtype: np.dtype, shards: Mapping[TensorShard, Callable[[], np.ndarray]]
 ) -> np.ndarray:
     """Assemble a full array from shards; elements outside of them are 0.
@@ -94,7 +94,7 @@ def assemble(
     return full
 
 
-def with_offsets(shards: Iterable[TensorShard]) -> Iterator[tuple[int, TensorShard]]:
+def iter_with_offsets(shards: Iterable[TensorShard]) -> Iterator[tuple[int, TensorShard]]:
     """Yield consecutively stored shards, each with its element offset."""
     offset = 0
     for shard in shards:
@@ -102,7 +102,7 @@ def with_offsets(shards: Iterable[TensorShard]) -> Iterator[tuple[int, TensorSha
         offset += shard.length
 
 
-def check_complete(shards: Collection[TensorShard]) -> None:
+def check_shards_cover_tensor(shards: Collection[TensorShard]) -> None:
     """Check that shards cover each element of a tensor exactly once.
 
     Raises:
@@ -111,7 +111,7 @@ def check_complete(shards: Collection[TensorShard]) -> None:
     shape = next(iter(shards)).shape
     boxes = _group_by_box(shards)
     for (axes, offsets, sizes), in_box in boxes.items():
-        if any(shard.start != start for start, shard in with_offsets(in_box)):
+        if any(shard.start != start for start, shard in iter_with_offsets(in_box)):
             raise ValueError("its shards do not follow each other")
         if sum(shard.length for shard in in_box) != math.prod(sizes):
             raise ValueError("shards are missing")

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import popdist
-from checkpoints.collective_io import raise_on_all, wait_until_visible
+from checkpoints.collective_io import raise_damage_on_all_processes, wait_until_visible
 from checkpoints.errors import (
     CheckpointError,
     CheckpointWarning,
-    DifferentCopiesError,
-    OtherFormatError,
+    FormatVersionError,
+    InconsistentCheckpointError,
 )
 from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.step_folders import StepFolder, step_folders
+from checkpoints.step_folders import StepFolder, list_step_folders
 from checkpoints.tensor_files import TensorFiles
 from files.formatting import format_path
 
@@ -47,9 +47,9 @@ class SavedCheckpoint:
         """Read and verify all tensor values once; collective: each process reads a part.
 
         Raises:
-            DamagedError: on all processes, if a value is not the saved one.
+            DamagedCheckpointError: on all processes, if a value is not the saved one.
         """
-        with raise_on_all():
+        with raise_damage_on_all_processes():
             self.tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
 
     def mark_damaged(self, reason: str) -> None:
@@ -57,14 +57,14 @@ class SavedCheckpoint:
         _damaged[self.path.absolute()] = reason
 
 
-def damaged_folders() -> set[Path]:
+def get_damaged_folders() -> set[Path]:
     """Return the absolute paths of the step folders that are marked as damaged."""
     return {*_damaged}
 
 
 def has_checkpoint(path: str | Path) -> bool:
     """True if the path is a step folder or contains one, damaged or not."""
-    return (Path(path) / FILE_NAME).is_file() or bool(step_folders(Path(path)))
+    return (Path(path) / FILE_NAME).is_file() or bool(list_step_folders(Path(path)))
 
 
 def load_checkpoint(path: str | Path, verify: bool = True) -> SavedCheckpoint:
@@ -92,14 +92,16 @@ def load_newest(
     Args:
         step: number of optimizer steps; None: the newest step.
         verify: True reads and verifies all tensors now. False verifies each tensor when it is
-            read; the caller then calls `SavedCheckpoint.mark_damaged` on DamagedError.
+            read; the caller then calls `SavedCheckpoint.mark_damaged` on DamagedCheckpointError.
 
     Raises:
         CheckpointError: there is no undamaged step, or another format version wrote the newest.
     """
     problems: dict[StepFolder, str] = {}
     while True:
-        folders = [f for f in _agreed_folders(directory) if step is None or f.step == step]
+        folders = [
+            f for f in _list_folders_on_all_processes(directory) if step is None or f.step == step
+        ]
         # A step that a running training has just deleted is not damaged.
         problems = {folder: problems[folder] for folder in folders if folder in problems}
         folder = next((folder for folder in folders if folder not in problems), None)
@@ -110,7 +112,7 @@ def load_newest(
         try:
             checkpoint = _read_step(folder.path, verify)
             break
-        except (OtherFormatError, DifferentCopiesError):
+        except (FormatVersionError, InconsistentCheckpointError):
             raise
         except CheckpointError as error:
             problems[folder] = f"the checkpoint of step {folder.step} is damaged ({error})"
@@ -123,14 +125,14 @@ def load_newest(
     return checkpoint, {folder.path.absolute() for folder in problems}
 
 
-def _agreed_folders(directory: Path) -> list[StepFolder]:
+def _list_folders_on_all_processes(directory: Path) -> list[StepFolder]:
     """Return the step folders that process 0 sees, once all processes see the newest of them.
 
     Raises:
-        DifferentCopiesError: a process does not see the newest.
+        InconsistentCheckpointError: a process does not see the newest.
     """
     while True:
-        local = [[f.number, f.step, f.path.name] for f in step_folders(directory)]
+        local = [[f.number, f.step, f.path.name] for f in list_step_folders(directory)]
         first = popdist.all_gather_object(local)[0]
         folders = [StepFolder(n, step, directory / name) for n, step, name in first]
         if not folders or popdist.getNumInstances() == 1:
@@ -142,14 +144,14 @@ def _agreed_folders(directory: Path) -> list[StepFolder]:
             return folders
         exists, path = popdist.all_gather_object([newest.is_dir(), format_path(newest)])[0]
         if exists:  # otherwise a running training has deleted it meanwhile
-            raise DifferentCopiesError(
+            raise InconsistentCheckpointError(
                 f"process {blind[0]} does not see {path}, the "
                 "newest step that process 0 sees: give a folder that all hosts share"
             )
 
 
 def _not_found_message(directory: Path, step: int | None) -> str:
-    steps = [folder.step for folder in reversed(step_folders(directory))]
+    steps = [folder.step for folder in reversed(list_step_folders(directory))]
     if step is not None and steps:
         names = ", ".join(map(str, steps))
         return f"no checkpoint of step {step} in {directory}; there are: {names}"
@@ -173,12 +175,12 @@ def _read_step(folder: Path, verify: bool) -> SavedCheckpoint:
         raise CheckpointError(problem)
     try:
         manifest = Manifest.read(folder)
-        manifest.check_texts(folder)
-        tensors = manifest.open(folder, eager=verify or popdist.getNumInstances() == 1)
+        manifest.check_text_files(folder)
+        tensors = manifest.open_tensor_files(folder, eager=verify or popdist.getNumInstances() == 1)
         checkpoint = SavedCheckpoint(
             manifest.step, tensors, manifest.metadata, folder, manifest.sha256
         )
-    except OtherFormatError:
+    except FormatVersionError:
         raise
     except CheckpointError as error:
         problem = str(error)
@@ -188,7 +190,7 @@ def _read_step(folder: Path, verify: bool) -> SavedCheckpoint:
         raise CheckpointError(problems[0])
     for process, (_, sha256) in enumerate(outcomes):
         if sha256 != outcomes[0][1]:
-            raise DifferentCopiesError(
+            raise InconsistentCheckpointError(
                 f"process {process} reads another {format_path(folder)} than process 0: give a "
                 "folder that all hosts share, or the same copy on each"
             )

@@ -48,7 +48,7 @@ from data.tool_calls import (
 from files.file_location import FileLocation
 from files.formatting import format_name, format_value
 from files.text_files import read_text
-from huggingface.tokenizer_limits import catch_panics
+from huggingface.tokenizer_limits import wrap_rust_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -329,7 +329,7 @@ class ChatTemplate:
             except Exception:  # whatever a template raises
                 continue
             added_tokens = self.hf_tokenizer.added_tokens_decoder
-            with catch_panics():
+            with wrap_rust_panics():
                 ids = self.hf_tokenizer(text_after, add_special_tokens=False, verbose=False)[
                     "input_ids"
                 ]
@@ -473,7 +473,7 @@ class ChatTemplate:
             else answer
         )
         if any(token in text for token in self.hf_tokenizer.all_special_tokens):
-            with catch_panics():
+            with wrap_rust_panics():
                 ids = self.hf_tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             text = str(self.hf_tokenizer.decode(ids, skip_special_tokens=True))
         return text.strip()

@@ -18,9 +18,9 @@ from data.document_chunks import CHUNK_CHARACTERS, DocumentChunkRow, split_into_
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
-from files.git_lfs import check_no_pointer
+from files.git_lfs import check_not_lfs_pointer
 from files.json_files import MAX_LINE_BYTES, parse_json, parse_json_lines
-from files.text_files import check_regular, decode_text
+from files.text_files import check_regular_file, decode_text
 
 Row = Mapping[str, Any]
 GZIP_SUFFIX = ".gz"
@@ -103,8 +103,8 @@ def _open_data(path: Path) -> Iterator[BinaryIO]:
     """Context with a data file, which is unpacked if it is .gz; errors become UserErrors."""
     name = format_path(path)
     try:
-        check_regular(path)
-        check_no_pointer(path)
+        check_regular_file(path)
+        check_not_lfs_pointer(path)
         with path.open("rb") as file:
             if path.suffix.lower() != GZIP_SUFFIX:
                 yield file

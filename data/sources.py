@@ -26,7 +26,7 @@ from data.file_readers import DataError as DataError
 from data.file_readers import Row as Row
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path
-from files.text_files import check_regular
+from files.text_files import check_regular_file
 from huggingface import hub
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class FileSource:
         return read_class_names(Path(self.name), column)
 
     def check_local_files(self) -> None:
-        check_regular(Path(self.name))
+        check_regular_file(Path(self.name))
 
     def estimate_bytes(self) -> int:
         return _estimate_file_bytes(Path(self.name))

@@ -26,7 +26,7 @@ from data.examples import Corpus
 from data.sources import DataError, Source
 from data.task import Split
 from data.token_store import read_token_store
-from files.atomic_writing import write_errors
+from files.atomic_writing import wrap_write_errors
 from files.errors import FileError, WriteError
 from files.formatting import format_path
 from files.json_files import JsonObject
@@ -109,7 +109,7 @@ def _tokenize_into_folder(
         WriteError: the files cannot be written.
     """
     with (
-        write_errors("prepared data to", cache_folder or tempfile.gettempdir()),
+        wrap_write_errors("prepared data to", cache_folder or tempfile.gettempdir()),
         _cache_or_temp_folder(cache_folder) as parent,
     ):
         folder = Path(parent) / "files"

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from checkpoints.safetensors_files import write_safetensors
 from data.examples import Corpus, Example, Languages, TokenizedText
-from files.atomic_writing import write_file
+from files.atomic_writing import write_file_atomically
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_path
@@ -100,7 +100,9 @@ class TokenStore:
         names = {"files": list(self.files), "languages": list(self.languages)}
         metadata_json = json.dumps({**metadata_fields, **names})
         metadata = {"facts": metadata_json, "sha256": _hash_columns(arrays, metadata_json)}
-        write_file("prepared data", path, lambda draft: write_safetensors(draft, arrays, metadata))
+        write_file_atomically(
+            "prepared data", path, lambda draft: write_safetensors(draft, arrays, metadata)
+        )
 
 
 def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:

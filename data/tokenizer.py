@@ -21,11 +21,11 @@ from data.document_chunks import DocumentChunk
 from data.examples import Languages, TextSpan
 from data.examples import TokenizedText as TokenizedText
 from data.language_codes import LanguageCodes, mark_target_language
-from files.atomic_writing import write_folder, write_json
+from files.atomic_writing import write_folder_atomically, write_json
 from files.formatting import format_name, format_value
 from files.run_folder import RunFolder
 from huggingface.generation_config import GENERATION_CONFIG
-from huggingface.tokenizer_limits import catch_panics
+from huggingface.tokenizer_limits import wrap_rust_panics
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Tokenizer:
     ) -> Iterator[np.ndarray]:
         """Encode texts, as sources or as targets, to token ids, int32 [n] each."""
         argument = {"text_target" if is_target else "text": list(texts)}
-        with catch_panics():
+        with wrap_rust_panics():
             encoded = self.hf_tokenizer(
                 **argument, add_special_tokens=add_special_tokens, verbose=False
             )["input_ids"]
@@ -264,7 +264,7 @@ class Tokenizer:
         self, texts: Sequence[str], add_special_tokens: bool
     ) -> Sequence[Encoding]:
         """Encode texts with the tokenizers library, which also gives character offsets."""
-        with catch_panics():
+        with wrap_rust_panics():
             encodings = self.hf_tokenizer(
                 list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False,
                 return_token_type_ids=False, verbose=False,
@@ -426,7 +426,7 @@ def save_tokenizer(
             write_json(draft / GENERATION_CONFIG, settings)
 
     if not run.tokenizer.exists():
-        write_folder("the tokenizer", run.tokenizer, write_tokenizer_files)
+        write_folder_atomically("the tokenizer", run.tokenizer, write_tokenizer_files)
 
 
 def find_saved_tokenizer(run: RunFolder) -> Path | None:

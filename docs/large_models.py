@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.disk_offload import RUNS
 from config.families import config_class_of_preset
 from config.presets import load_config, load_preset
-from docs.tables import markdown
+from docs.tables import format_markdown_table
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
 from planning.parallel_layouts import list_layouts
@@ -99,7 +99,7 @@ FOR_ADAPTERS = ("RTX 4090", "H100")
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannedModelRow:
     """Plan of a published model on a machine; bytes are per device or per host."""
 
     model: str
@@ -125,7 +125,7 @@ EVERY = [
 ]
 
 
-def compute_row(model: str, machine_title: str) -> Row:
+def compute_row(model: str, machine_title: str) -> PlannedModelRow:
     """Plan and simulate the training of a model on a machine of `EVERY`."""
     preset, changes = (MODELS | ADAPTED)[model]
     name, devices = MACHINES[machine_title]
@@ -142,11 +142,11 @@ def compute_row(model: str, machine_title: str) -> Row:
     return _row_from_report(model, machine_title, plan_best_training(preset, ways, target))
 
 
-def _row_from_report(model: str, machine_title: str, report: Report) -> Row:
+def _row_from_report(model: str, machine_title: str, report: Report) -> PlannedModelRow:
     requirements, e = report.requirements, report.requirements.config.execution
     shares = {name: needed for name, (needed, _) in report.memory_use.items()}
     kinds = [] if requirements.placement is None else requirements.placement.kinds
-    return Row(
+    return PlannedModelRow(
         model,
         machine_title,
         report.fits,
@@ -166,12 +166,12 @@ def _row_from_report(model: str, machine_title: str, report: Report) -> Row:
 
 
 # ---- the document -------------------------------------------------------------------------------
-def read_rows() -> list[Row]:
+def read_rows() -> list[PlannedModelRow]:
     """Read the rows that were computed earlier, from a JSON file."""
-    return [Row(**row) for row in json.loads(NUMBERS.read_text(encoding="utf-8"))]
+    return [PlannedModelRow(**row) for row in json.loads(NUMBERS.read_text(encoding="utf-8"))]
 
 
-def rewrite_tables(text: str, rows: Sequence[Row]) -> str:
+def rewrite_tables(text: str, rows: Sequence[PlannedModelRow]) -> str:
     """Returns the Markdown document with tables made of these rows."""
     tables = {
         "models": _model_table,
@@ -185,13 +185,15 @@ def rewrite_tables(text: str, rows: Sequence[Row]) -> str:
     return _BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]](rows)}{m[3]}", text)
 
 
-def _model_table(rows: Sequence[Row]) -> str:
+def _model_table(rows: Sequence[PlannedModelRow]) -> str:
     head = ("Model", "Billion parameters", "Samples a step", "Tokens a sample", "Micro-batch")
     of_each = ([row for row in rows if row.model == model] for model in MODELS)
-    return markdown(head, (_model_row(model_rows) for model_rows in of_each if model_rows))
+    return format_markdown_table(
+        head, (_model_row(model_rows) for model_rows in of_each if model_rows)
+    )
 
 
-def _model_row(rows: Sequence[Row]) -> tuple[str, ...]:
+def _model_row(rows: Sequence[PlannedModelRow]) -> tuple[str, ...]:
     first, micro = rows[0], sorted({row.micro_batch_size for row in rows if row.fits})
     return (
         first.model,
@@ -203,8 +205,8 @@ def _model_row(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _table_by_machine(
-    rows: Sequence[Row],
-    cell: Callable[[Row], str],
+    rows: Sequence[PlannedModelRow],
+    cell: Callable[[PlannedModelRow], str],
     models: Iterable[str] = MODELS,
     machines: Collection[str] = MACHINES,
 ) -> str:
@@ -218,14 +220,14 @@ def _table_by_machine(
         )
         for model in models_with_rows
     )
-    return markdown(("Model", *machines), cells)
+    return format_markdown_table(("Model", *machines), cells)
 
 
-def _format_speed(row: Row) -> str:
+def _format_speed(row: PlannedModelRow) -> str:
     return format_two_digits(row.tokens_per_second) if row.fits else "does not fit"
 
 
-def _format_memory(row: Row) -> str:
+def _format_memory(row: PlannedModelRow) -> str:
     """Returns text with gigabytes of device/host/disk memory, without trailing zeros."""
     sizes = [row.device_bytes, row.host_bytes, row.disk_bytes]
     while sizes[-1] < 1e8:
@@ -233,17 +235,19 @@ def _format_memory(row: Row) -> str:
     return "/".join(f"{n / 1e9:,.1f}" if n >= 1e8 else "0" for n in sizes)
 
 
-def _format_speed_and_memory(row: Row) -> str:
+def _format_speed_and_memory(row: PlannedModelRow) -> str:
     return f"{_format_speed(row)} ({_format_memory(row)})" if row.fits else "no"
 
 
-def _measured_table(_: Sequence[Row]) -> str:
+def _measured_table(_: Sequence[PlannedModelRow]) -> str:
     head = ("Run", "Samples", "Limit", "Resident/planned", "On disk", "Read/written", "Seconds",
             "Without disk", "Disk GB/s", "Matrix rate")  # fmt: skip
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
     records = {facts["command"].split()[3]: facts for facts in map(json.loads, lines)
              if "disk_bytes" in facts}  # fmt: skip
-    return markdown(head, (_measured_row(run, records[run]) for run in RUNS if run in records))
+    return format_markdown_table(
+        head, (_measured_row(run, records[run]) for run in RUNS if run in records)
+    )
 
 
 def _measured_row(run: str, record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -263,7 +267,7 @@ def _measured_row(run: str, record: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def compute_missing_rows(rows: Sequence[Row]) -> None:
+def compute_missing_rows(rows: Sequence[PlannedModelRow]) -> None:
     """Compute all rows except the given ones, and save each at once.
 
     Each in a process of its own, which gives back the gigabytes that simulated programs take.

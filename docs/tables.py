@@ -36,14 +36,18 @@ def _create_table(name: str) -> str:
         return _preset_table()
     if name == "missing":
         listed = ((reason, kinds.replace(" ", ", ")) for reason, kinds in UNSUPPORTED.items())
-        return markdown(("It is", "Kinds (`model_type`)"), listed)
+        return format_markdown_table(("It is", "Kinds (`model_type`)"), listed)
     if name == "decoders":
-        return markdown(HEAD, _decoder_rows())
+        return format_markdown_table(HEAD, _decoder_rows())
     if name in FAMILIES:
         listed_rows = () if name not in DECODERS else _decoder_rows()
-        return markdown(HEAD, (row for row in _family_rows(name) if row not in listed_rows))
+        return format_markdown_table(
+            HEAD, (row for row in _family_rows(name) if row not in listed_rows)
+        )
     rows = _field_rows(RunConfig).items()
-    return markdown(HEAD, (row for dotted, row in rows if dotted.startswith(f"{name}.")))
+    return format_markdown_table(
+        HEAD, (row for dotted, row in rows if dotted.startswith(f"{name}."))
+    )
 
 
 # ---- fields -------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ def _preset_table() -> str:
     """Returns the table of presets, without the FP8 variants."""
     head = ("Preset", "Layers", "Features", "Type", "dp × tp", "Micro-batch", "Batch")
     names = (name for name in preset_names("finetuning") if not name.endswith("_fp8"))
-    return markdown(head, map(_preset_row, names))
+    return format_markdown_table(head, map(_preset_row, names))
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
@@ -128,7 +132,7 @@ def _preset_row(name: str) -> tuple[str, ...]:
 
 
 # ---- Markdown -----------------------------------------------------------------------------------
-def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def format_markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Returns a Markdown table without bars at the ends of its lines."""
     lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, *rows)]
     return "\n".join([lines[0], "|".join(["---"] * len(head)), *map(str.rstrip, lines[1:]), ""])

@@ -40,7 +40,7 @@ def unwrap_os_errors() -> Iterator[None]:
 
 
 @contextmanager
-def write_errors(purpose: str, path: str | Path) -> Iterator[None]:
+def wrap_write_errors(purpose: str, path: str | Path) -> Iterator[None]:
     """Convert an OSError inside the context into a WriteError of one sentence.
 
     Args:
@@ -61,12 +61,12 @@ def write_errors(purpose: str, path: str | Path) -> Iterator[None]:
         raise WriteError(f"cannot write {purpose} {format_path(path)}: {error}") from error
 
 
-def write_text(purpose: str, path: Path, text: str) -> None:
-    """Write a text file atomically. Raises as `write_file`."""
-    write_file(purpose, path, lambda draft: draft.write_text(text, encoding="utf-8"))
+def write_text_atomically(purpose: str, path: Path, text: str) -> None:
+    """Write a text file atomically. Raises as `write_file_atomically`."""
+    write_file_atomically(purpose, path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
-def write_folder(purpose: str, path: Path, fill: Callable[[Path], object]) -> None:
+def write_folder_atomically(purpose: str, path: Path, fill: Callable[[Path], object]) -> None:
     """Write a folder atomically; raises if anything exists at `path`.
 
     Args:
@@ -76,14 +76,14 @@ def write_folder(purpose: str, path: Path, fill: Callable[[Path], object]) -> No
     Raises:
         WriteError: it cannot be written; no draft is left.
     """
-    with write_errors(purpose, path):
+    with wrap_write_errors(purpose, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as draft:
             draft.mkdir()
             fill(draft)
 
 
-def write_file(purpose: str, path: Path, write: Callable[[Path], object]) -> None:
+def write_file_atomically(purpose: str, path: Path, write: Callable[[Path], object]) -> None:
     """Write or replace a file atomically; missing parent folders are created.
 
     Args:
@@ -93,7 +93,7 @@ def write_file(purpose: str, path: Path, write: Callable[[Path], object]) -> Non
     Raises:
         WriteError: it cannot be written; no draft is left.
     """
-    with write_errors(purpose, path):
+    with wrap_write_errors(purpose, path):
         if path.exists() and not path.is_file():  # such as /dev/stdout; a folder is an error
             write(path)
             return
@@ -117,11 +117,11 @@ def write_synced(path: Path, text: str) -> None:
 def check_can_write_file(purpose: str, path: str | Path) -> None:
     """Raise WriteError unless `write_file` can write to `path`; leaves no file behind."""
     path = Path(path)
-    with write_errors(purpose, path):
-        if _file_mode(path) is not None and stat.S_ISDIR(_file_mode(path) or 0):
+    with wrap_write_errors(purpose, path):
+        if _mode_for_new_file(path) is not None and stat.S_ISDIR(_mode_for_new_file(path) or 0):
             raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it")
-        if _file_mode(path) is None or stat.S_ISREG(_file_mode(path) or 0):
-            _probe_folder(path.parent)
+        if _mode_for_new_file(path) is None or stat.S_ISREG(_mode_for_new_file(path) or 0):
+            _check_folder_is_writable(path.parent)
             _check_name_lengths(path)
 
 
@@ -130,20 +130,20 @@ def check_can_write_folder(purpose: str, path: str | Path) -> None:
 
     Leaves nothing behind.
     """
-    with write_errors(purpose, path):
-        _probe_folder(Path(path))
+    with wrap_write_errors(purpose, path):
+        _check_folder_is_writable(Path(path))
         _check_name_lengths(Path(path))
 
 
-def _probe_folder(folder: Path) -> None:
+def _check_folder_is_writable(folder: Path) -> None:
     """Write an unnamed file into a folder, or into its nearest existing parent."""
     absolute = Path(os.path.abspath(folder))
     if absolute.is_symlink() and not absolute.exists():
         raise FileNotFoundError(errno.ENOENT, "it is a link to nothing")
     existing = next(
-        parent for parent in (absolute, *absolute.parents) if _file_mode(parent) is not None
+        parent for parent in (absolute, *absolute.parents) if _mode_for_new_file(parent) is not None
     )
-    if not stat.S_ISDIR(_file_mode(existing) or 0):
+    if not stat.S_ISDIR(_mode_for_new_file(existing) or 0):
         raise NotADirectoryError(errno.ENOTDIR, f"{format_path(existing)} is not a folder")
     with tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(b"\0" * 4096)
@@ -157,7 +157,7 @@ def _check_name_lengths(path: Path) -> None:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
 
-def _file_mode(path: Path) -> int | None:
+def _mode_for_new_file(path: Path) -> int | None:
     """Type and permission bits of a path; None if no file exists there."""
     try:
         return os.stat(path).st_mode

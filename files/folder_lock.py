@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from files.atomic_writing import write_errors
+from files.atomic_writing import wrap_write_errors
 from files.errors import FileError, InUseError
 from files.file_lock import open_lock, try_lock
 from files.formatting import format_name, format_path
@@ -36,7 +36,7 @@ def lock_folder(folder: Path, wait: bool = False) -> Iterator[None]:
         InUseError: another process writes into it.
         WriteError: it cannot be written.
     """
-    with write_errors("the folder", folder):
+    with wrap_write_errors("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = open_lock(folder / LOCK_FILE)
     try:
@@ -57,24 +57,24 @@ def _remove_stale_folders(folder: Path) -> None:
 
 
 def _acquire_lock(descriptor: int, folder: Path, wait: bool) -> None:
-    with write_errors("the lock of", folder):
+    with wrap_write_errors("the lock of", folder):
         is_locked = try_lock(descriptor, wait)
     if is_locked is None:
         return
     if not is_locked:
-        holder = _describe_holder(os.pread(descriptor, 4096, 0), folder / LOCK_FILE)
+        holder = _describe_lock_holder(os.pread(descriptor, 4096, 0), folder / LOCK_FILE)
         raise InUseError(
             f"{format_path(folder)} is in use: {holder} writes into it; "
             "end that one first, or give another folder"
         )
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     note = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
-    with write_errors("the lock of", folder):
+    with wrap_write_errors("the lock of", folder):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(note).encode(), 0)
 
 
-def _describe_holder(content: bytes, path: Path) -> str:
+def _describe_lock_holder(content: bytes, path: Path) -> str:
     """Describe the process that holds a lock, from the content of the lock file."""
     try:
         holder = JsonObject(parse_json(content.decode(errors="replace"), path), str(path))

@@ -10,7 +10,7 @@ from files.formatting import format_path
 _START = b"version https://git-lfs.github.com/spec/"
 
 
-def check_no_pointer(path: Path, start: bytes | None = None) -> None:
+def check_not_lfs_pointer(path: Path, start: bytes | None = None) -> None:
     """Raise FileError if a file is a git-lfs pointer, not the content.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
-from files.git_lfs import check_no_pointer
+from files.git_lfs import check_not_lfs_pointer
 from files.text_files import MEBIBYTE, decode_text, read_text
 
 MAX_LINE_BYTES = 16 * MEBIBYTE
@@ -31,7 +31,7 @@ def read_json(path: Path, max_bytes: int = 64 * MEBIBYTE) -> Any:
     return parse_json(read_text(path, max_bytes), path)
 
 
-def read_object(path: Path, max_bytes: int = 64 * MEBIBYTE) -> JsonObject:
+def read_json_object(path: Path, max_bytes: int = 64 * MEBIBYTE) -> JsonObject:
     """Read a JSON file whose top level is an object. Raises as `read_json`."""
     return JsonObject(read_json(path, max_bytes), format_path(path))
 
@@ -65,13 +65,13 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         FileError: with file and line.
     """
     location = FileLocation(path, first_line)
-    check_no_pointer(path, text[:80].encode(errors="replace"))
+    check_not_lfs_pointer(path, text[:80].encode(errors="replace"))
     try:
         data = json.loads(
             text,
-            object_pairs_hook=_reject_duplicates,
-            parse_float=_parse_finite,
-            parse_constant=_reject_constant,
+            object_pairs_hook=_reject_duplicate_keys,
+            parse_float=_parse_finite_number,
+            parse_constant=_reject_nan_and_infinity,
         )
         if _SURROGATE.search(text):
             json.dumps(data, ensure_ascii=False).encode()
@@ -89,7 +89,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     return data
 
 
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
@@ -98,14 +98,14 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def _parse_finite(text: str) -> float:
+def _parse_finite_number(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"the number {format_name(text)} is too large")
     return number
 
 
-def _reject_constant(name: str) -> NoReturn:
+def _reject_nan_and_infinity(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 

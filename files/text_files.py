@@ -22,7 +22,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     Raises:
         FileError: it is not there, cannot be read, is no regular file, or is too large.
     """
-    name, size = format_path(path), check_regular(path)
+    name, size = format_path(path), check_regular_file(path)
     if size > max_bytes:
         raise FileError(
             f"cannot read {name}: it has {size:,} bytes, more than the {max_bytes:,} that such a "
@@ -34,7 +34,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         raise FileError(f"cannot read {name}: {error.strerror or error}") from None
 
 
-def check_regular(path: Path) -> int:
+def check_regular_file(path: Path) -> int:
     """Check that a path is a regular file; returns the size in bytes.
 
     Raises:
@@ -75,15 +75,15 @@ def decode_text(data: bytes, path: Path, first_line: int = 1) -> str:
     try:
         text = data.decode("utf-8-sig" if first_line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise _line_error(path, first_line, data[: error.start], "is not UTF-8 text") from None
+        raise _decoding_error(path, first_line, data[: error.start], "is not UTF-8 text") from None
     if "\0" in text:
         offset = data.index(b"\0")
-        raise _line_error(
+        raise _decoding_error(
             path, first_line, data[:offset], "has a zero character: it is damaged, or no text"
         )
     return text
 
 
-def _line_error(path: Path, first_line: int, preceding: bytes, problem: str) -> FileError:
+def _decoding_error(path: Path, first_line: int, preceding: bytes, problem: str) -> FileError:
     line = first_line + preceding.count(b"\n")
     return FileError(f"{FileLocation(path, line)}: {problem}")

@@ -93,29 +93,35 @@ def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
     for event in events:
         match event:
             case yaml.DocumentStartEvent() if result:
-                raise _error(path, event.start_mark, "a second document begins, but one is read")
+                raise _yaml_error(
+                    path, event.start_mark, "a second document begins, but one is read"
+                )
             case yaml.AliasEvent():
-                raise _error(path, event.start_mark, f"*{format_name(event.anchor)} is an alias: "
-                             "write the value out")  # fmt: skip
+                name = format_name(event.anchor)
+                raise _yaml_error(
+                    path, event.start_mark, f"*{name} is an alias: write the value out"
+                )
             case yaml.NodeEvent(anchor=str(name)):
-                raise _error(path, event.start_mark, f"&{format_name(name)} is an anchor: "
+                raise _yaml_error(path, event.start_mark, f"&{format_name(name)} is an anchor: "
                              "write the value out where it is used")  # fmt: skip
             case yaml.ScalarEvent():
-                _add_value(stack[-1], event, path, None)
+                _append_value(stack[-1], event, path, None)
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 if len(stack) > MAX_DEPTH:
-                    raise _error(path, event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
+                    raise _yaml_error(
+                        path, event.start_mark, f"nested deeper than {MAX_DEPTH} levels"
+                    )
                 tag_name = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
-                _check_tag(event, (tag_name,), path)
+                _check_yaml_tag(event, (tag_name,), path)
                 container = _OpenContainer(LocatedDict() if tag_name == "map" else [], [])
-                _add_value(stack[-1], event, path, container.container)
+                _append_value(stack[-1], event, path, container.container)
                 stack.append(container)
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 stack.pop()
     return result[0] if result else None
 
 
-def _add_value(
+def _append_value(
     parent: _OpenContainer, event: Any, path: Path, container: list[Any] | LocatedDict | None
 ) -> None:
     """Append a scalar or container to the list or mapping under construction."""
@@ -125,18 +131,18 @@ def _add_value(
         key = parent.keys.pop()
         parent.container[key] = _parse_scalar(event, path) if container is None else container
     elif container is not None:
-        raise _error(path, event.start_mark, "a name must be text, not a list or mapping")
+        raise _yaml_error(path, event.start_mark, "a name must be text, not a list or mapping")
     else:
         key = event.value
         if key in parent.container.locations:
-            raise _error(path, event.start_mark, f"the key {format_value(key)} stands twice")
+            raise _yaml_error(path, event.start_mark, f"the key {format_value(key)} stands twice")
         parent.container.locations[key] = FileLocation(path, event.start_mark.line + 1)
         parent.keys.append(key)
 
 
 def _parse_scalar(event: Any, path: Path) -> Any:
     """Convert a scalar to str, int, float, bool or None; dates and invalid numbers are str."""
-    _check_tag(event, _SCALARS, path)
+    _check_yaml_tag(event, _SCALARS, path)
     tag = event.tag
     if tag is None or tag == "!":
         tag = _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
@@ -158,11 +164,11 @@ def _parse_scalar(event: Any, path: Path) -> Any:
     return event.value
 
 
-def _check_tag(event: Any, allowed: tuple[str, ...], path: Path) -> None:
+def _check_yaml_tag(event: Any, allowed: tuple[str, ...], path: Path) -> None:
     if event.tag not in (None, "!", *(_PREFIX + name for name in allowed)):
         tag = format_name(event.tag)
-        raise _error(path, event.start_mark, f"the tag {tag} is not read: write a plain value")
+        raise _yaml_error(path, event.start_mark, f"the tag {tag} is not read: write a plain value")
 
 
-def _error(path: Path, mark: Any, problem: str) -> FileError:
+def _yaml_error(path: Path, mark: Any, problem: str) -> FileError:
     return FileError(f"{FileLocation(path, mark.line + 1)}: {problem}")

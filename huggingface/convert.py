@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from files.formatting import format_names
-from files.json_files import read_object
+from files.json_files import read_json_object
 from huggingface.generation_config import read_generation_config
-from huggingface.model_folders import check_can_create, write_hf_directory
+from huggingface.model_folders import check_can_write_folder_to, write_hf_directory
 from huggingface.pytorch_bin_files import BinTensors
 from huggingface.torch_model import require_torch
 from terminal.entry_point import entry_point
@@ -24,20 +24,20 @@ COPIED_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 """Files of the configuration, the tokenizer and its chat template."""
 
 
-def convert(folder: Path, target: Path) -> None:
+def convert_to_safetensors(folder: Path, target: Path) -> None:
     """Convert the model in `folder` to safetensors, written to the folder `target`.
 
     Raises:
         UserError: there are no such files, they cannot be read, or the new folder cannot be
             written.
     """
-    check_can_create(target)
+    check_can_write_folder_to(target)
     tensors = BinTensors(folder)
     if tensors.missing:
         say(f"left out, as no file has what the index names: {format_names(tensors.missing)}")
-    hf_config = read_object(folder / "config.json").data
+    hf_config = read_json_object(folder / "config.json").data
 
-    def copy_others(draft: Path) -> None:
+    def copy_other_files(draft: Path) -> None:
         for pattern in COPIED_FILES:
             for path in folder.glob(pattern):
                 is_new = not (draft / path.name).exists()
@@ -45,7 +45,7 @@ def convert(folder: Path, target: Path) -> None:
                     shutil.copy(path, draft)
 
     settings = read_generation_config(folder)
-    write_hf_directory(target, tensors, hf_config, complete=copy_others, generation=settings)
+    write_hf_directory(target, tensors, hf_config, complete=copy_other_files, generation=settings)
     say(f"wrote {len(tensors)} tensors to {target}")
 
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("new", type=Path, help="a new folder")
     args = parser.parse_args(arguments)
     require_torch()
-    convert(args.folder, args.new)
+    convert_to_safetensors(args.folder, args.new)
 
 
 if __name__ == "__main__":

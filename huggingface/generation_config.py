@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from files.errors import FileError
-from files.json_files import read_object
+from files.json_files import read_json_object
 
 GENERATION_CONFIG = "generation_config.json"
 DECODER_TOKENS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
@@ -18,7 +18,7 @@ TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id", *DECODER_TOKENS)
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """Content of a folder's generation_config.json; empty if it cannot be read."""
     try:
-        return read_object(folder / GENERATION_CONFIG).data
+        return read_json_object(folder / GENERATION_CONFIG).data
     except (FileError, OSError):
         return {}
 

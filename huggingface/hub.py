@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from config.errors import UserError
 from files.formatting import format_name, format_names, format_path, format_value
-from files.git_lfs import check_no_pointer
-from files.json_files import read_object
+from files.git_lfs import check_not_lfs_pointer
+from files.json_files import read_json_object
 from huggingface.hub_errors import check_not_cache, explain_hub_error
-from huggingface.tokenizer_limits import TOKENIZER_FILE, catch_panics, check_growth
+from huggingface.tokenizer_limits import TOKENIZER_FILE, check_text_growth, wrap_rust_panics
 from huggingface.vocabulary_check import check_vocabulary, special_token_arguments
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         _check_tokenizer_files(Path(name))
     reachable = not is_local and is_reachable()
     try:
-        check_growth(_find_tokenizer_json(name, local_files_only=not reachable))
+        check_text_growth(_find_tokenizer_json(name, local_files_only=not reachable))
         special = special_token_arguments(name, local_files_only=not reachable)
         # Without trust_remote_code, it asks at the terminal whether to run code from the folder.
-        with catch_panics(), warnings.catch_warnings():
+        with wrap_rust_panics(), warnings.catch_warnings():
             # Marian's asks for a library that it then does not call.
             warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
             tokenizer = AutoTokenizer.from_pretrained(
@@ -165,11 +165,11 @@ def _check_tokenizer_files(folder: Path) -> None:
     for pattern in ("*.model", "*.txt", "*.json"):
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
-                check_no_pointer(path)
+                check_not_lfs_pointer(path)
     for name in TOKENIZER_FILES:
         if not (folder / name).exists():
             continue
-        tokenizer_config = read_object(folder / name)
+        tokenizer_config = read_json_object(folder / name)
         tokenizer_class = tokenizer_config.data.get("tokenizer_class")
         if not isinstance(tokenizer_class, str | None):
             raise DataUnavailable(
@@ -182,7 +182,7 @@ def _check_tokenizer_files(folder: Path) -> None:
 def _check_no_code(folder: Path) -> None:
     """Raise UserError if a tokenizer needs custom code (`auto_map`)."""
     for name in TOKENIZER_FILES:
-        if (folder / name).exists() and read_object(folder / name).data.get("auto_map"):
+        if (folder / name).exists() and read_json_object(folder / name).data.get("auto_map"):
             raise DataUnavailable(
                 f"{format_path(folder / name)} asks to run code of its own (auto_map), which is "
                 "never done: give a tokenizer of a class that transformers has"

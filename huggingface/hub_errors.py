@@ -21,7 +21,7 @@ _FILE_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQU
 _BAD_TOKEN = "Invalid credentials in Authorization header"
 
 
-class HubProblem(NamedTuple):
+class HubErrorExplanation(NamedTuple):
     """Reason of a failed download, and advice; both are clauses of one sentence."""
 
     reason: str
@@ -30,7 +30,7 @@ class HubProblem(NamedTuple):
 
 def explain_hub_error(
     name: str, error: BaseException, reachable: bool, repo: Literal["model", "dataset"] = "model"
-) -> HubProblem:
+) -> HubErrorExplanation:
     """Explain an exception that Hugging Face's libraries raised.
 
     Args:
@@ -44,14 +44,14 @@ def explain_hub_error(
         return _explain_response(name, response, repo)
     file_error = next((cause for cause in _iterate_causes(error) if _is_file_error(cause)), None)
     if isinstance(file_error, OSError):
-        return HubProblem(
+        return HubErrorExplanation(
             f"the cache {format_path(_cache_folder())} cannot be used ({file_error.strerror})",
             "set HF_HOME to a folder that can be written",
         )
     variable = _find_offline_variable(repo)
     if variable is not None or not reachable:
         return _explain_unreachable(variable)
-    return HubProblem(format_name(str(error).partition("\n")[0], 120), "check the name")
+    return HubErrorExplanation(format_name(str(error).partition("\n")[0], 120), "check the name")
 
 
 def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -99,18 +99,20 @@ def _find_offline_variable(repo: str) -> str | None:
     return next((name for name in names if os.environ.get(name, "").upper() in _TRUE), None)
 
 
-def _explain_unreachable(variable: str | None) -> HubProblem:
+def _explain_unreachable(variable: str | None) -> HubErrorExplanation:
     """Explain that the hub cannot be reached and that the cache is incomplete."""
     from huggingface_hub import constants
 
     missing = f"and the cache {format_path(_cache_folder())} does not have all of it"
     if variable is not None:
         advice = f"connect to the network and unset {variable}"
-        return HubProblem(f"{variable} is set, {missing}", advice)
-    return HubProblem(f"{constants.ENDPOINT} is not reachable, {missing}", "connect to the network")
+        return HubErrorExplanation(f"{variable} is set, {missing}", advice)
+    return HubErrorExplanation(
+        f"{constants.ENDPOINT} is not reachable, {missing}", "connect to the network"
+    )
 
 
-def _explain_response(name: str, response: Any, repo_type: str) -> HubProblem:
+def _explain_response(name: str, response: Any, repo_type: str) -> HubErrorExplanation:
     """Explain an HTTP error response of the hub."""
     from huggingface_hub import constants, get_token
 
@@ -122,39 +124,39 @@ def _explain_response(name: str, response: Any, repo_type: str) -> HubProblem:
     message = response.headers.get("X-Error-Message")
     has_token = get_token() is not None
     if code == "GatedRepo" and has_token:
-        return HubProblem(
+        return HubErrorExplanation(
             "it is gated, and the account of your token has no access",
             f"accept its license at {page_url} with that account, and give the token the right to "
             f"read gated repositories at {tokens_url}",
         )
     if code == "GatedRepo":
-        return HubProblem(
+        return HubErrorExplanation(
             "it is gated",
             f"accept its license at {page_url}, make a token at {tokens_url}, and give it by "
             f"{_LOGIN}",
         )
     if status == 401 and message == _BAD_TOKEN:
-        return HubProblem(
+        return HubErrorExplanation(
             "the hub does not accept your token",
             f"make another one at {tokens_url}, and give it by {_LOGIN}",
         )
     if status == 404 or code == "RepoNotFound" or (status == 401 and not has_token):
-        return HubProblem(
+        return HubErrorExplanation(
             f"the hub has no such {_NOUNS[repo_type]}, or it is private",
             f"check the name at {page_url}; a private one needs a token, by {_LOGIN}",
         )
     if status in (401, 403):
         whose = "with your token" if has_token else "without a token"
         reason = f"the hub forbids it {whose}{f' ({format_name(message, 80)})' if message else ''}"
-        return HubProblem(
+        return HubErrorExplanation(
             reason,
             f"check access at {page_url}, and the token's rights at {tokens_url}; give it by "
             f"{_LOGIN}",
         )
     if status == 429:
         advice = "wait some minutes" + ("" if has_token else f", or give a token by {_LOGIN}")
-        return HubProblem("the hub refuses more requests for now", advice)
-    return HubProblem(f"the hub answers with status {status}", "try again later")
+        return HubErrorExplanation("the hub refuses more requests for now", advice)
+    return HubErrorExplanation(f"the hub answers with status {status}", "try again later")
 
 
 def check_not_cache(folder: Path) -> None:

@@ -82,7 +82,7 @@ class ModelCard:
     curve: bool = False
     adapter: AdapterInfo | None = None
 
-    def text(self) -> str:
+    def render_markdown(self) -> str:
         """Render the model card as Markdown."""
         sections = [
             f"# {_escape_markdown(self.name)}",
@@ -108,9 +108,9 @@ class ModelCard:
                 _code_block("yaml", self.settings),
             ]
             sections.append("</details>")
-        return f"---\n{self.front_matter()}\n---\n\n" + "\n\n".join(sections) + "\n"
+        return f"---\n{self.render_front_matter()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
-    def front_matter(self) -> str:
+    def render_front_matter(self) -> str:
         """Metadata of the model card for the hub, as YAML."""
         from huggingface_hub import EvalResult, ModelCardData
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.safetensors_files import split_by_bytes, to_storable, write_safetensors
+from checkpoints.safetensors_files import split_by_bytes, to_c_order, write_safetensors
 from checkpoints.tensor_files import TensorFiles, is_file_name
-from files.atomic_writing import check_can_write_folder, write_errors, write_json
+from files.atomic_writing import check_can_write_folder, wrap_write_errors, write_json
 from files.errors import FileError, UserError, WriteError
 from files.formatting import format_names
-from files.json_files import read_object
+from files.json_files import read_json_object
 from files.temp_folders import atomic_path
 from huggingface.generation_config import GENERATION_CONFIG, make_generation_config
 from huggingface.ignored_tensors import is_ignored
@@ -69,7 +69,7 @@ def is_hf_directory(path: str | Path) -> bool:
     return any(next(path.glob(pattern), None) for pattern in patterns)
 
 
-def is_complete(path: Path) -> bool:
+def has_weights(path: Path) -> bool:
     """True if a folder has weights that `read_hf_directory` can read."""
     return _has_safetensors(path) or (has_bin_files(path) and has_torch())
 
@@ -92,7 +92,7 @@ def read_hf_directory(path: str | Path) -> ModelFiles:
             f"no model in {path}: give a Hugging Face model folder with {CONFIG} and {WEIGHTS}"
         )
     if not _has_safetensors(path) and has_bin_files(path):
-        _check_torch(path)
+        _check_torch_for_bin_files(path)
         try:
             return BinTensors(path)
         except UserError as error:
@@ -113,7 +113,7 @@ def read_hf_config(path: str | Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        return read_object(file).data
+        return read_json_object(file).data
     except FileError as error:
         raise CheckpointError(f"{CONFIG} is damaged: {error}") from error
 
@@ -157,9 +157,9 @@ def new_model_folder(path: str | Path) -> Iterator[Path]:
         CheckpointError: `path` is there and not empty, or cannot be written.
     """
     path = Path(os.path.abspath(path))
-    check_can_create(path)
+    check_can_write_folder_to(path)
     try:
-        with write_errors("the model folder", path):
+        with wrap_write_errors("the model folder", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path) as draft:
                 draft.mkdir()
@@ -168,7 +168,7 @@ def new_model_folder(path: str | Path) -> Iterator[Path]:
         raise CheckpointError(str(error)) from error
 
 
-def check_can_create(path: str | Path) -> None:
+def check_can_write_folder_to(path: str | Path) -> None:
     """Check that a model folder can be written to `path`.
 
     Raises:
@@ -199,13 +199,13 @@ def list_weight_files(path: Path) -> list[str]:
     """
     if (path / INDEX).is_file():
         return sorted(set(_read_index(path / INDEX).values()))
-    _check_torch(path)
+    _check_torch_for_bin_files(path)
     if (path / BIN_INDEX).is_file():
         return sorted(set(_read_index(path / BIN_INDEX).values()))
     return [SINGLE_BIN]
 
 
-def _check_torch(path: Path) -> None:
+def _check_torch_for_bin_files(path: Path) -> None:
     if not has_torch():
         raise CheckpointError(
             f"{path} has no {WEIGHTS}, and torch, which reads {SINGLE_BIN}, is not installed: pip "
@@ -216,7 +216,7 @@ def _check_torch(path: Path) -> None:
 def _read_index(file: Path) -> Mapping[str, str]:
     """File name of each tensor in a weight index."""
     try:
-        index = read_object(file).text_mapping("weight_map")
+        index = read_json_object(file).text_mapping("weight_map")
     except FileError as error:
         raise CheckpointError(f"{file.name} is damaged: {error}") from error
     if not all(map(is_file_name, index.values())):
@@ -243,7 +243,7 @@ def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes:
     """Write weights as safetensors shards; returns the dtype of most elements."""
     shards: list[list[str]] = []
     sizes, total = Counter[str](), 0
-    stored = ((name, to_storable(name, tensors[name])) for name in tensors)
+    stored = ((name, to_c_order(name, tensors[name])) for name in tensors)
     for shard in split_by_bytes(stored, shard_bytes):
         write_safetensors(folder / str(len(shards)), shard)
         shards.append(list(shard))

@@ -33,7 +33,7 @@ def multimodal_type(hf_config: Mapping[str, Any]) -> str | None:
     return model_type if isinstance(model_type, str) and model_type in TEXT_MODEL_TYPES else None
 
 
-def headless_prefix(hf_config: Mapping[str, Any], names: Collection[str]) -> str:
+def prefix_without_lm_head(hf_config: Mapping[str, Any], names: Collection[str]) -> str:
     """Prefix that weight names lack in files without an LM head; "" if names have it.
 
     It is transformers' `base_model_prefix`.

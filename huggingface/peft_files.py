@@ -11,7 +11,7 @@ import numpy as np
 
 from checkpoints.errors import CheckpointError
 from checkpoints.lazy_arrays import ArraysView
-from checkpoints.safetensors_files import to_storable, write_safetensors
+from checkpoints.safetensors_files import to_c_order, write_safetensors
 from checkpoints.tensor_files import TensorFiles
 from config.adapter import (
     ALL_LINEAR,
@@ -26,7 +26,7 @@ from config.adapter import (
 from config.row_ranges import format_row_ranges
 from files.atomic_writing import write_json
 from files.formatting import format_path
-from files.json_files import JsonObject, read_object
+from files.json_files import JsonObject, read_json_object
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -63,7 +63,7 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
         raise CheckpointError(
             f"no adapter in {format_path(folder)}: give a folder with {SETTINGS} and {WEIGHTS}"
         )
-    adapter_config = read_object(file)
+    adapter_config = read_json_object(file)
     _check_supported(adapter_config)
     modules = adapter_modules(folder)
     saved = _read_text_list(adapter_config, "modules_to_save")
@@ -136,13 +136,13 @@ def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None
     return next((tensors.spec(name).shape[0] for name in names if name in tensors), None)
 
 
-def ties_weights(folder: str | Path) -> bool:
+def ties_adapter_weights(folder: str | Path) -> bool:
     """True if tied modules share one adapter, as they do until PEFT trains them separately.
 
     Raises:
         CheckpointError: the head has the embedding's matrices, but another rank or alpha.
     """
-    adapter_config = read_object(Path(folder) / SETTINGS)
+    adapter_config = read_json_object(Path(folder) / SETTINGS)
     if adapter_config.data.get("ensure_weight_tying") is not True:
         return False
     if not (Path(folder) / WEIGHTS).is_file():
@@ -234,8 +234,8 @@ def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None)
     names = sorted(adapter_config.text_list("target_modules"))
     if not is_name_list(",".join(names)):
         raise adapter_config.error("target_modules", "names of modules")
-    if not _is_unused(adapter_config, "layers_to_transform"):
-        return _regex_of_layers(adapter_config, names)
+    if not _is_unused_setting(adapter_config, "layers_to_transform"):
+        return _make_layers_regex(adapter_config, names)
     return ",".join(
         dict.fromkeys([*(_filter_matching(names, modules, ends_with_name) or names), *tied])
     )
@@ -246,7 +246,7 @@ def _ties_head(adapter_config: JsonObject, modules: Collection[str] | None) -> b
     return adapter_config.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
-def _regex_of_layers(adapter_config: JsonObject, names: Sequence[str]) -> str:
+def _make_layers_regex(adapter_config: JsonObject, names: Sequence[str]) -> str:
     """Regular expression for the modules of the layers in `layers_to_transform`.
 
     A layer's number is the first in the name, or follows the first match of `layers_pattern`.
@@ -264,7 +264,7 @@ def _regex_of_layers(adapter_config: JsonObject, names: Sequence[str]) -> str:
     return rf"{suffixes}|(?=(?>{'|'.join(prefixes)})(?:{layers})\.)(?:.*\.)?(?:{suffixes})"
 
 
-def _is_unused(adapter_config: JsonObject, name: str) -> bool:
+def _is_unused_setting(adapter_config: JsonObject, name: str) -> bool:
     return adapter_config.data.get(name) in (None, [])
 
 
@@ -376,4 +376,4 @@ def write_adapter(
         tensors: by the names of the base model's modules.
     """
     write_json(folder / SETTINGS, settings)
-    write_safetensors(folder / WEIGHTS, {_PREFIX + n: to_storable(n, tensors[n]) for n in tensors})
+    write_safetensors(folder / WEIGHTS, {_PREFIX + n: to_c_order(n, tensors[n]) for n in tensors})

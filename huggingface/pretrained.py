@@ -11,7 +11,7 @@ from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from files.atomic_writing import unwrap_os_errors
 from files.formatting import format_path
-from files.json_files import JsonObject, read_object
+from files.json_files import JsonObject, read_json_object
 from huggingface.generation_config import (
     DECODER_TOKENS,
     GENERATION_CONFIG,
@@ -22,7 +22,7 @@ from huggingface.hub import is_reachable
 from huggingface.hub_errors import check_not_cache, explain_hub_error
 from huggingface.model_folders import (
     CONFIG,
-    is_complete,
+    has_weights,
     is_hf_directory,
     list_weight_files,
     read_hf_directory,
@@ -53,7 +53,7 @@ class PretrainedInfo:
     multimodal_type: str | None = None
 
 
-def local_model(name: str, files: Sequence[str] | None = None) -> Path:
+def get_local_folder(name: str, files: Sequence[str] | None = None) -> Path:
     """Path of a model's folder: `name` itself, or the download from the hub.
 
     Args:
@@ -83,10 +83,10 @@ def read_pretrained(name: str) -> PretrainedInfo:
     Raises:
         UserError: there is no such model, or no such file in its folder.
     """
-    folder = local_model(name, [CONFIG, GENERATION_CONFIG])
-    model_config = read_object(folder / CONFIG)
+    folder = get_local_folder(name, [CONFIG, GENERATION_CONFIG])
+    model_config = read_json_object(folder / CONFIG)
     try:
-        names = None if not is_complete(folder) else set(read_hf_directory(folder))
+        names = None if not has_weights(folder) else set(read_hf_directory(folder))
     except UserError:  # of damaged ones, which reading them will tell
         names = None
     hf_config = text_model_config(model_config, names)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from checkpoints.lazy_arrays import LazyArrays
-from checkpoints.safetensors_files import ArraySpec, to_storable
+from checkpoints.safetensors_files import ArraySpec, to_c_order
 from checkpoints.tensor_files import fingerprint_files, is_file_name
 from config.errors import UserError
 from files.errors import FileError
 from files.formatting import format_name, format_path
-from files.git_lfs import check_no_pointer
-from files.json_files import read_object
-from files.text_files import check_regular
+from files.git_lfs import check_not_lfs_pointer
+from files.json_files import read_json_object
+from files.text_files import check_regular_file
 from huggingface.ignored_tensors import is_ignored
 
 SINGLE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -90,7 +90,7 @@ def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
             f"neither {SINGLE_BIN} nor {BIN_INDEX} found in {format_path(folder)}: give the "
             "folder of a model in that form"
         )
-    index = read_object(folder / BIN_INDEX).text_mapping("weight_map")
+    index = read_json_object(folder / BIN_INDEX).text_mapping("weight_map")
     if not all(map(is_file_name, index.values())):
         raise UserError(
             f"{format_path(folder / BIN_INDEX)} is damaged: it names files of other folders"
@@ -104,8 +104,8 @@ def _load_state_dict(path: Path) -> dict[str, Any]:
     """Load a PyTorch state dict with `weights_only=True`, which runs no code of the file."""
     import torch
 
-    check_regular(path)
-    check_no_pointer(path)
+    check_regular_file(path)
+    check_not_lfs_pointer(path)
     try:
         use_mmap = zipfile.is_zipfile(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=use_mmap)
@@ -139,7 +139,7 @@ def _to_numpy(value: Any, name: str, path: Path) -> np.ndarray:
     is_bfloat16 = tensor.dtype == torch.bfloat16
     try:
         array: np.ndarray = (tensor.view(torch.int16) if is_bfloat16 else tensor).numpy()
-        return to_storable(name, array.view(ml_dtypes.bfloat16) if is_bfloat16 else array)
+        return to_c_order(name, array.view(ml_dtypes.bfloat16) if is_bfloat16 else array)
     except TypeError as error:  # such as float8 or complex numbers
         description = f"{format_name(name)} of {format_path(path)}"
         raise UserError(f"{description} is {tensor.dtype}, which cannot be converted") from error

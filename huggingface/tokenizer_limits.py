@@ -11,7 +11,7 @@ import regex
 
 from files.errors import UserError
 from files.formatting import format_name, format_path
-from files.json_files import read_object
+from files.json_files import read_json_object
 
 MAX_GROWTH = 1000
 """Factor by which a tokenizer's replacements may lengthen a text."""
@@ -19,7 +19,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 @contextmanager
-def catch_panics() -> Iterator[None]:
+def wrap_rust_panics() -> Iterator[None]:
     """Convert a Rust panic of the tokenizers library into a UserError."""
     try:
         yield
@@ -32,30 +32,30 @@ def catch_panics() -> Iterator[None]:
         ) from None
 
 
-def check_growth(file: Path) -> None:
+def check_text_growth(file: Path) -> None:
     """Raise UserError if a tokenizer file can lengthen a text beyond `MAX_GROWTH`.
 
     A missing file passes.
     """
     if not file.is_file():
         return
-    tokenizer_json = read_object(file).data
+    tokenizer_json = read_json_object(file).data
     for component in ("normalizer", "decoder"):
-        if max_growth(tokenizer_json.get(component)) > MAX_GROWTH:
+        if max_text_growth(tokenizer_json.get(component)) > MAX_GROWTH:
             raise UserError(
                 f"{format_path(file)}: the replacements of its {component} lengthen a text more "
                 f"than {MAX_GROWTH:,} times: give another --tokenizer"
             )
 
 
-def max_growth(component: Any) -> float:
+def max_text_growth(component: Any) -> float:
     """Maximum factor by which a tokenizer's normalizer or decoder can lengthen a text."""
     if not isinstance(component, dict):
         return 1.0
     growth = 1.0
     for name in ("normalizers", "decoders"):
         for child in component.get(name) or () if isinstance(component.get(name), list) else ():
-            growth *= max_growth(child)
+            growth *= max_text_growth(child)
     if component.get("type") != "Replace" or not isinstance(component.get("content"), str):
         return growth
     content, pattern = len(component["content"]), component.get("pattern")

@@ -57,7 +57,7 @@ def build_torch_model(
     return model.eval()
 
 
-def generate(
+def generate_greedily(
     model: Any, input_ids: np.ndarray, max_new_tokens: int, mask: np.ndarray | None = None
 ) -> np.ndarray:
     """Generate greedily with a PyTorch model; returns token ids.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checkpoints.errors import CheckpointError, OtherFormatError
+from checkpoints.errors import CheckpointError, FormatVersionError
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.object_store import download_if_remote, local_save_dir
 from checkpoints.object_store_lease import restore_from_mirror
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from checkpoints.verified_loading import has_checkpoint
 from config.base import flatten_by_path, nest_by_path
 from config.config_sources import LayeredConfig
@@ -34,9 +34,9 @@ from huggingface.peft_files import (
     adapter_modules,
     adapter_vocab_size,
     read_adapter_config,
-    ties_weights,
+    ties_adapter_weights,
 )
-from huggingface.pretrained import RANDOM, local_model, read_pretrained
+from huggingface.pretrained import RANDOM, get_local_folder, read_pretrained
 from planning.new_embedding_rows import choose_new_rows, loads_hf_model, may_need_new_rows
 
 OF_ONE_RUN = ("checkpoint", "eval")
@@ -57,7 +57,7 @@ class RunOrModelLoader:
         """
         load = download_if_remote(load)
         if not has_checkpoint(load) and load != RANDOM:
-            local_model(load, [MODEL_CONFIG])
+            get_local_folder(load, [MODEL_CONFIG])
         return self.from_run(load)
 
     def resolve_addresses(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -99,12 +99,14 @@ class RunOrModelLoader:
         if not has_checkpoint(folder):
             return None, {}
         path = Path(folder)
-        steps = [path] if (path / FILE_NAME).is_file() else [f.path for f in step_folders(path)]
+        steps = (
+            [path] if (path / FILE_NAME).is_file() else [f.path for f in list_step_folders(path)]
+        )
         for step in steps:
             try:
                 manifest = Manifest.read(step)
-                manifest.check_texts(step)
-            except OtherFormatError:
+                manifest.check_text_files(step)
+            except FormatVersionError:
                 raise
             except CheckpointError:
                 continue  # reading the weights reports the damage
@@ -125,7 +127,7 @@ class RunOrModelLoader:
         adapted = {module for some in adapter_modules(folder) for module in some or ()}
         weight_map = get_family(config).base_weight_map(config)
         model, values = config.model, dict[str, Any]()
-        if unties_head(weight_map, adapted, ties_weights(folder), folder):
+        if unties_head(weight_map, adapted, ties_adapter_weights(folder), folder):
             values[model.field_path("tie_word_embeddings")] = False
         data_settings = model.vocab_size
         tokens = parse_row_ranges(fields["adapter"]["trainable_tokens"], folder)

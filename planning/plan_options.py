@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from config.errors import UserError
 from config.sections import RunConfig
-from files.atomic_writing import check_can_write_file, write_text
+from files.atomic_writing import check_can_write_file, write_text_atomically
 from planning.hardware.machines import Machine, machine, machines
 from terminal.command_line import CommandLine
-from terminal.parser import count_option, path_option
+from terminal.parser import parse_count_option, parse_path_option
 from terminal.screen import is_first_process
 
 if TYPE_CHECKING:  # planning takes seconds to import, and the options are read first
@@ -31,15 +31,21 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="show what the program needs and how long it takes, and stop",
     )
     group.add_argument(
-        "--plan-json", metavar="FILE", type=path_option, help="write the plan as JSON, and stop"
+        "--plan-json",
+        metavar="FILE",
+        type=parse_path_option,
+        help="write the plan as JSON, and stop",
     )
     group.add_argument(
-        "--plan-picture", metavar="FILE", type=path_option, help="draw the plan as PNG, and stop"
+        "--plan-picture",
+        metavar="FILE",
+        type=parse_path_option,
+        help="draw the plan as PNG, and stop",
     )
     group.add_argument(
         "--plan-trace",
         metavar="FILE",
-        type=path_option,
+        type=parse_path_option,
         help="write a simulated run for Perfetto (ui.perfetto.dev) as JSON, and stop",
     )
     group.add_argument(
@@ -54,7 +60,7 @@ def add_devices_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--devices` of a script that trains or plans training."""
     parser.add_argument(
         "--devices",
-        type=count_option,
+        type=parse_count_option,
         metavar="N",
         help="devices to use, in the fastest layout (default: all)",
     )
@@ -140,7 +146,7 @@ def default_machine(config: RunConfig) -> Machine:
 
 
 def _write_json(report: Report, path: Path) -> None:
-    write_text("the plan", path, json.dumps(report.as_dict(), indent=2) + "\n")
+    write_text_atomically("the plan", path, json.dumps(report.as_dict(), indent=2) + "\n")
     print(f"the plan is in {path}", file=sys.stderr)
 
 
@@ -150,5 +156,5 @@ def _write_trace(report: Report, path: Path) -> None:
             f"--plan-trace: on {report.machine.title} devices share the host's memory, so nothing "
             "is transferred: name a GPU with --machine"
         )
-    write_text("the trace", path, json.dumps(report.timeline.trace()) + "\n")
+    write_text_atomically("the trace", path, json.dumps(report.timeline.trace()) + "\n")
     print(f"the trace is in {path}: open it in ui.perfetto.dev", file=sys.stderr)

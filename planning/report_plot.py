@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from files.atomic_writing import write_file
+from files.atomic_writing import write_file_atomically
 from planning.report import Report
 from planning.report_text import format_bytes, format_devices
 
@@ -47,7 +47,7 @@ def plot_report(report: Report, path: Path) -> None:
         axes.set_axisbelow(True)
         axes.margins(y=0.01)
         axes.spines[["top", "right"]].set_visible(False)
-    write_file("the picture", path, lambda draft: figure.savefig(draft, format="png"))
+    write_file_atomically("the picture", path, lambda draft: figure.savefig(draft, format="png"))
 
 
 def _devices_title(report: Report) -> str:

@@ -19,7 +19,7 @@ from checkpoints import SavedCheckpoint, has_checkpoint, load_checkpoint
 from checkpoints.manifest import Manifest
 from checkpoints.safetensors_files import sha256_of_bytes
 from checkpoints.store import SHARD_BYTES, write_tensors
-from files.atomic_writing import write_folder, write_synced
+from files.atomic_writing import write_folder_atomically, write_synced
 from files.formatting import format_path
 from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
@@ -153,7 +153,7 @@ def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
                 file.unlink()
             _copy_weights(step, draft)
 
-    write_folder("the model that the run begins with", folder, fill)
+    write_folder_atomically("the model that the run begins with", folder, fill)
 
 
 def _copy_weights(source_step: SavedCheckpoint, target_folder: Path) -> None:

@@ -233,7 +233,7 @@ class CheckpointManager:
             folder = RunFolder(Path(self._config.checkpoint.save or ""))
             folder.path.mkdir(parents=True, exist_ok=True)
             self._copy_tokenizer(folder)
-            self._store.check_space(step, total_nbytes(tensors))
+            self._store.check_disk_space(step, total_nbytes(tensors))
 
         run_on_first_process(prepare)
 

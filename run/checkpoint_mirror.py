@@ -12,7 +12,7 @@ from checkpoints.collective_io import RETRY_SECONDS, run_on_first_process
 from checkpoints.errors import CheckpointError
 from checkpoints.object_store import RemoteRun
 from checkpoints.object_store_lease import HEARTBEAT_SECONDS, Lease, LeaseLostError, acquire_lease
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from files.formatting import format_path
 from terminal.interrupts import Interrupted
 from terminal.screen import say
@@ -121,7 +121,7 @@ class CheckpointMirror:
             self._lease.release()
 
     def _upload_newest(self) -> None:
-        for _, step, path in step_folders(self._folder)[:1]:
+        for _, step, path in list_step_folders(self._folder)[:1]:
             if not self._remote.has_step(path):
                 self.upload(step, path)
 

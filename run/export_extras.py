@@ -15,7 +15,7 @@ from files.formatting import format_path
 from huggingface.generation_config import GENERATION_CONFIG, read_generation_config
 from huggingface.model_folders import CONFIG, read_hf_config, read_hf_directory
 from huggingface.multimodal import multimodal_config, text_tensor_name, with_text_tensors
-from huggingface.pretrained import RANDOM, local_model
+from huggingface.pretrained import RANDOM, get_local_folder
 from terminal.screen import say
 
 PROCESSORS = "*processor_config.json"
@@ -84,6 +84,6 @@ def copy_processor_configs(folder: Path, target_folder: Path) -> None:
 def _local_model_or_none(name: str, files: list[str] | None = None) -> Path | None:
     """Return the local folder of a model; None if it cannot be found or downloaded."""
     try:
-        return local_model(name, files)
+        return get_local_folder(name, files)
     except UserError:
         return None

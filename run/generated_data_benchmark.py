@@ -29,7 +29,7 @@ from planning.plan_options import (
 from planning.requirements import Requirements
 from run.records.throughput import peak_host_bytes
 from terminal.command_line import CommandLine, read_command_line
-from terminal.parser import count_option
+from terminal.parser import parse_count_option
 from terminal.screen import is_first_process
 
 DEFAULTS = {"finetuning_mnli.py": "gptj_6B_1024_pod64"}
@@ -117,7 +117,9 @@ def _is_set_by_flag(line: CommandLine, field: str) -> bool:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=count_option, default=5, help="measured runs of the program")
+    parser.add_argument(
+        "--runs", type=parse_count_option, default=5, help="measured runs of the program"
+    )
     add_plan_options(parser)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import popxl
-from checkpoints.collective_io import raise_on_all
+from checkpoints.collective_io import raise_damage_on_all_processes
 from checkpoints.lazy_arrays import Arrays, ArraysView
 from config.adapter import Adapter, is_within
 from config.errors import ConfigError
@@ -26,7 +26,7 @@ from huggingface.model_folders import (
     TASK_FIELDS,
     TASK_NAME,
     TASK_PARAMS,
-    check_can_create,
+    check_can_write_folder_to,
     new_model_folder,
     write_hf_directory,
 )
@@ -225,7 +225,7 @@ def export_checkpoint(
         merge: merge adapters into the "original" or the "dequantized" weights of the base model,
             and write the merged model.
     """
-    check_can_create(folder)
+    check_can_write_folder_to(folder)
     check_lower_bound(config)
     weight_map = get_family(config).weight_map(config)
     if config.checkpoint.load == RANDOM:
@@ -244,7 +244,7 @@ def export_checkpoint(
                 quantized_text = "" if quant is None else f"what is left in {quant.bits} bits of "
                 say(f"the adapters are merged into {quantized_text}the weights of "
                     f"{format_path(start.base.name)}")  # fmt: skip
-        with raise_on_all():
+        with raise_damage_on_all_processes():
             if is_first_process():
                 record, base = _run_info(config, start), start.base
                 export_model(

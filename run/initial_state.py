@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from checkpoints import (
     CheckpointError,
-    DamagedError,
+    DamagedCheckpointError,
     SavedCheckpoint,
     has_checkpoint,
     load_checkpoint,
@@ -72,7 +72,7 @@ class InitialState:
         Values are verified when they are read, so that each is read once.
 
         Args:
-            use_state: raises DamagedError on all processes, as sessions do.
+            use_state: raises DamagedCheckpointError on all processes, as sessions do.
 
         Returns:
             The state that was used, and the result of `use_state`.
@@ -84,7 +84,7 @@ class InitialState:
         while True:
             try:
                 return start, use_state(start)
-            except DamagedError as error:
+            except DamagedCheckpointError as error:
                 if start.checkpoint is None or start.reload is None:
                     raise
                 start.checkpoint.mark_damaged(str(error))

@@ -16,7 +16,7 @@ from data.file_readers import READERS
 from data.sample_format import SampleFormat
 from files.errors import FileError
 from files.formatting import format_number
-from files.json_files import read_object
+from files.json_files import read_json_object
 from files.run_folder import RunFolder
 from files.yaml_files import dump_yaml
 from huggingface.model_card_text import CURVE, FILE_NAME, AdapterInfo, ModelCard, TableRows
@@ -78,7 +78,7 @@ class RunInfo:
     def eval_metrics(self) -> dict[str, float]:
         """Evaluation metrics of the weights: from eval.json, else from the last evaluation."""
         try:
-            report = read_object(self.folder.validation).data
+            report = read_json_object(self.folder.validation).data
         except (FileError, OSError):
             report = {}
         if report.get("step") == self.step:
@@ -114,7 +114,7 @@ def write_model_card(
         if rows:
             draw_loss_curve(rows, folder / CURVE, name)
         card = replace(_run_card(name, sequence_to_sequence, run, bool(rows)), adapter=adapter)
-    (folder / FILE_NAME).write_text(card.text(), encoding="utf-8")
+    (folder / FILE_NAME).write_text(card.render_markdown(), encoding="utf-8")
 
 
 def _run_card(name: str, sequence_to_sequence: bool, run: RunInfo, curve: bool) -> ModelCard:

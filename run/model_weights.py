@@ -20,9 +20,14 @@ from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject
 from huggingface.model_folders import ModelFiles, read_hf_config, read_hf_directory
-from huggingface.multimodal import headless_prefix, multimodal_type, text_model_config, text_tensors
+from huggingface.multimodal import (
+    multimodal_type,
+    prefix_without_lm_head,
+    text_model_config,
+    text_tensors,
+)
 from huggingface.peft_files import adapter_tensors
-from huggingface.pretrained import RANDOM, local_model
+from huggingface.pretrained import RANDOM, get_local_folder
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
@@ -150,7 +155,7 @@ def _raise_error(error: CheckpointError) -> np.ndarray:
 # ---- models of Hugging Face ---------------------------------------------------------------------
 def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Arrays, str]:
     """Read a Hugging Face model at the configured vocabulary size; also returns its fingerprint."""
-    folder = local_model(name)
+    folder = get_local_folder(name)
     hf_config, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
     if hf_config is not None and (architecture := multimodal_type(hf_config)) is not None:
@@ -160,7 +165,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
             f"{format_path(name)} is a {architecture}: its text part is read, the other "
             f"{len(files) - len(tensors)} weights stay as they are"
         )
-    elif prefix := headless_prefix(hf_config or {}, files):
+    elif prefix := prefix_without_lm_head(hf_config or {}, files):
         tensors = ArraysView(files, renamed={f"{prefix}{weight}": weight for weight in files})
     loaded = _config_of_loaded(config, hf_config, tensors, name)
     expected = get_family(loaded).base_weight_map(loaded)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from config.errors import ConfigError
-from terminal.parser import EXPORT_OPTION, count_option, path_option, port_option
+from terminal.parser import EXPORT_OPTION, parse_count_option, parse_path_option, parse_port_option
 
 
 def _option(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
@@ -41,7 +41,7 @@ class RunOptions:
     run_dir: str | None = _option(
         "--run-dir",
         metavar="DIR",
-        type=path_option,
+        type=parse_path_option,
         help="where config.yml, metrics.jsonl and the loss curve go; by default what --save names, "
         "else a new directory under runs/",
     )
@@ -66,13 +66,13 @@ class RunOptions:
         "--data.preview",
         default=0,
         metavar="N",
-        type=count_option,
+        type=parse_count_option,
         help="print N samples as tokens, with what is learned of them",
     )
     metrics_port: int | None = _option(
         "--metrics.port",
         metavar="PORT",
-        type=port_option,
+        type=parse_port_option,
         help="serve the values of the last step to Prometheus; /metrics of this port",
     )
     metrics_host: str = _option(
@@ -85,7 +85,7 @@ class RunOptions:
     profile: int | None = _option(
         "--profile",
         metavar="STEPS",
-        type=count_option,
+        type=parse_count_option,
         help="write a trace of so many steps, and a table of time by phase, into the run "
         "directory; without --save and --save-hf the run ends there",
     )
@@ -93,7 +93,7 @@ class RunOptions:
         "--watchdog_seconds",
         default=300,
         metavar="SECONDS",
-        type=count_option,
+        type=parse_count_option,
         help="when a step, a save or a disk takes longer than this (300), say which process waits "
         "for what; after a signal, give up files that do not answer for so long",
     )

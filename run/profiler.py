@@ -13,7 +13,7 @@ from typing import Self
 
 from config.errors import ConfigError
 from config.sections import RunConfig
-from files.atomic_writing import write_text
+from files.atomic_writing import write_text_atomically
 from files.run_folder import RunFolder
 from planning.hardware.announce_devices import describe_devices
 from popxl import hardware
@@ -90,7 +90,7 @@ class Profiler:
             return
         table = phase_table(self._title, self._overlapped, self._serialized)
         with self._warn_once.warn_on_error("the table of phases"):
-            write_text("the table of phases", self._folder.phase_table, table)
+            write_text_atomically("the table of phases", self._folder.phase_table, table)
             name, trace_folder, first_run = (
                 self._folder.phase_table.name,
                 self._folder.profile,

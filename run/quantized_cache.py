@@ -12,11 +12,11 @@ from checkpoints.lazy_arrays import Arrays, ArraysView, OverlayArrays
 from checkpoints.safetensors_files import (
     sha256_of_array,
     sha256_of_bytes,
-    to_storable,
+    to_c_order,
     write_safetensors,
 )
 from config.sections import RunConfig
-from files.atomic_writing import write_file
+from files.atomic_writing import write_file_atomically
 from files.errors import WriteError
 from files.formatting import format_path
 from files.run_folder import RunFolder
@@ -76,7 +76,7 @@ class QuantizedCache(ArraysView):
     def _write(self, path: Path, arrays: Sequence[np.ndarray]) -> None:
         """Write a cache file; after a failure it warns and writes no more files."""
         try:
-            write_file(
+            write_file_atomically(
                 "packed weights to",
                 path,
                 lambda draft: write_safetensors(draft, _arrays_with_hash(arrays)),
@@ -87,7 +87,7 @@ class QuantizedCache(ArraysView):
 
 
 def _arrays_with_hash(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    stored = {str(n): to_storable(str(n), array) for n, array in enumerate(arrays)}
+    stored = {str(n): to_c_order(str(n), array) for n, array in enumerate(arrays)}
     return {**stored, _DIGEST: _arrays_sha256(arrays)}
 
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from checkpoints import TensorFiles
 from checkpoints.safetensors_files import sha256_of_array, write_safetensors
-from files.atomic_writing import write_errors, write_file
+from files.atomic_writing import wrap_write_errors, write_file_atomically
 from files.errors import FileError, WriteError
 from files.file_lock import open_lock, try_lock
 from files.formatting import format_path
-from files.text_files import check_regular
+from files.text_files import check_regular_file
 from terminal.screen import say
 
 DRAFT = ".draft"
@@ -47,7 +47,7 @@ def write_logps_file(path: Path, logps: np.ndarray) -> None:
         _LOGPS: logps,
         _SHA256: np.frombuffer(bytes.fromhex(sha256_of_array(logps)), np.uint8),
     }
-    write_file("the reference", path, lambda to: write_safetensors(to, arrays))
+    write_file_atomically("the reference", path, lambda to: write_safetensors(to, arrays))
 
 
 def read_logps_file(path: Path, shape: Shape) -> np.ndarray | None:
@@ -143,7 +143,7 @@ class LogpsDraftFile:
         """Read all valid records of the draft."""
         if not self._path.exists():
             return
-        check_regular(self._path)
+        check_regular_file(self._path)
         try:
             with self._path.open("rb") as file:
                 while self._read_record(file):
@@ -178,7 +178,7 @@ class LogpsDraftFile:
         if self._file is None:
             return
         try:
-            with write_errors("the reference", self._path):
+            with wrap_write_errors("the reference", self._path):
                 action(self._file)
         except WriteError as error:
             self._give_up(error)
@@ -211,8 +211,8 @@ def _open_locked(path: Path) -> int | None:
         FileError: it cannot be created.
     """
     if path.exists():
-        check_regular(path)  # opening a pipe would block
-    with write_errors("the reference", path):
+        check_regular_file(path)  # opening a pipe would block
+    with wrap_write_errors("the reference", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open_lock(path)
         try:

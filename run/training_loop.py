@@ -15,7 +15,7 @@ import popxl
 from checkpoints.collective_io import check_shared_folder
 from checkpoints.errors import CheckpointError
 from checkpoints.lazy_arrays import ArraysView
-from checkpoints.step_folders import remove_run
+from checkpoints.step_folders import remove_run_files
 from config.errors import ConfigError, UserError
 from config.process_checks import check_same_on_all_processes, check_same_run_on_all_processes
 from config.sections import RunConfig
@@ -27,7 +27,7 @@ from files.atomic_writing import check_can_write_folder
 from files.folder_lock import lock_folder
 from files.formatting import format_path
 from files.run_folder import RunFolder
-from huggingface.model_folders import check_can_create
+from huggingface.model_folders import check_can_write_folder_to
 from modelling.model_family import get_family
 from modelling.weights import without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
@@ -129,7 +129,7 @@ def _check_before_start(config: RunConfig, options: RunOptions, folder: RunFolde
 
 
 def _check_export(folder: str, path: Path, save: str | None) -> None:
-    check_can_create(folder)
+    check_can_write_folder_to(folder)
     if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
         raise ConfigError(
             f"--save-hf {format_path(folder)} is the folder of the run, which is not empty at "
@@ -205,7 +205,7 @@ def _set_up_and_train(
             config, model, loader, skipped, best, start.step, data.tokenizer, base, mirror
         )
         if options.overwrite and save and is_first_process():
-            remove_run(run_folder)
+            remove_run_files(run_folder)
             remove_unused_base_steps(run_folder, base_folders)
             if mirror is not None:
                 mirror.delete()

@@ -11,7 +11,7 @@ from signal import Signals
 from typing import NamedTuple, Self
 
 import popdist
-from terminal.interrupts import exit_code
+from terminal.interrupts import signal_exit_code
 from terminal.screen import is_first_process, say
 
 REPEAT_SECONDS = 60.0  # between two warnings about the same work
@@ -110,7 +110,7 @@ class Watchdog:
             if hangs and (name := self._received()) is not None:
                 popdist.fail(
                     f"ended by {name}, at {status}: what was saved before is intact",
-                    exit_code(Signals[name]),
+                    signal_exit_code(Signals[name]),
                 )
 
 

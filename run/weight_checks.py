@@ -10,7 +10,7 @@ import numpy as np
 from checkpoints import CheckpointError
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
 from checkpoints.safetensors_files import sha256_of_array
-from checkpoints.tensor_files import reader_pool
+from checkpoints.tensor_files import get_reader_pool
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from modelling.model_family import get_family
@@ -166,7 +166,7 @@ class DigestChecked(ArraysView):
         """Return the SHA-256 of tensors, which must not change from now on."""
         names_to_read = list(names)
         self._must_match.update(names_to_read)
-        with reader_pool() as pool:
+        with get_reader_pool() as pool:
             for _ in pool.map(self.__getitem__, [n for n in names_to_read if n not in self.sha256]):
                 pass
         return {name: self.sha256[name] for name in names_to_read}

@@ -11,7 +11,7 @@ import numpy as np
 
 import popdist
 import popxl
-from checkpoints.collective_io import raise_on_all
+from checkpoints.collective_io import raise_damage_on_all_processes
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
 from modelling.weights import Variables, WeightMap
@@ -134,10 +134,10 @@ class ModelSession:
         """Copy the weights to the devices.
 
         Raises:
-            DamagedError: on all processes, if one of them reads damaged values from a file.
+            DamagedCheckpointError: on all processes, if one of them reads damaged values from a file.
         """
         with ExitStack() as stack:
-            with raise_on_all():
+            with raise_damage_on_all_processes():
                 stack.enter_context(self.session)
             stack.pop_all()
         return self

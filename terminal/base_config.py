@@ -172,14 +172,16 @@ def resolve_base_config(
     """
     if loader is None:
         name = args.config or default_preset
-        return _exhaustive_base(name, args.yaml_values or load_preset(presets, name))
+        return _base_with_defaults(name, args.yaml_values or load_preset(presets, name))
     evaluates = presets == "inference"
-    base = (None if evaluates else _resumed_run(args, loader)) or _new_run(args, loader)
+    base = (None if evaluates else _base_from_resumed_run(args, loader)) or _base_of_new_run(
+        args, loader
+    )
     if base is not None:
         overrides = [_EVAL_SOURCE] if evaluates else []
         return replace(base, settings=base.settings.with_sources(*overrides))
     if takes_default:
-        return _exhaustive_base(default_preset, load_preset(presets, default_preset))
+        return _base_with_defaults(default_preset, load_preset(presets, default_preset))
     if not args.asks_help:
         raise ConfigError(
             "nothing says which model: give --model with a Hugging Face folder or name, --load "
@@ -192,7 +194,7 @@ def resolve_base_config(
     return BaseConfig(default_preset, settings, is_unspecified=True)
 
 
-def _exhaustive_base(name: str, values: Mapping[str, Any]) -> BaseConfig:
+def _base_with_defaults(name: str, values: Mapping[str, Any]) -> BaseConfig:
     """Returns a base configuration whose missing fields have default values."""
     return BaseConfig(
         name,
@@ -201,7 +203,7 @@ def _exhaustive_base(name: str, values: Mapping[str, Any]) -> BaseConfig:
 
 
 # ---- a run that is continued --------------------------------------------------------------------
-def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
+def _base_from_resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
     """Returns the base configuration of the run to resume; None without such a run.
 
     It is the run in `--save`, else that in `--load` with `--config` over it.
@@ -210,7 +212,11 @@ def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None
     overrides = list[ConfigSource]()
     if folder is not None and not args.overwrite:
         values = loader.from_save(folder, args.mirror, args.only_plans or args.asks_help)
-        if values is not None and args.load is not None and not _started_from(args.load, values):
+        if (
+            values is not None
+            and args.load is not None
+            and not _run_started_from(args.load, values)
+        ):
             # The run began with the weights alone of something else, and does not begin again.
             values = merge_over(values, {"checkpoint": {"load_optimizer": True}})
     if values is None and args.load is not None and args.loads_optimizer:
@@ -219,22 +225,22 @@ def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None
     if values is None or folder is None:
         return None
     section = config_class_of_preset(values, folder)
-    _check_family(folder, values, str(args.config), args.yaml_values)
-    if args.model is not None and not _started_from(args.model, values):
+    _check_same_family(folder, values, str(args.config), args.yaml_values)
+    if args.model is not None and not _run_started_from(args.model, values):
         described = loader.from_model(args.model)
-        _check_family(folder, values, args.model, described)
+        _check_same_family(folder, values, args.model, described)
         overrides.append(ConfigSource(args.model, {"model": described["model"]}))
     settings = LayeredConfig(section, (ConfigSource(folder, values, True), *overrides))
     return BaseConfig(args.config or args.model or folder, settings, folder, run_overrides, folder)
 
 
-def _started_from(model: str, run: Mapping[str, Any]) -> bool:
+def _run_started_from(model: str, run: Mapping[str, Any]) -> bool:
     """Returns whether a run started from this model, which may no longer exist."""
     start_model = str(flatten_by_path(run).get("checkpoint.load"))
     return model == start_model or os.path.realpath(model) == os.path.realpath(start_model)
 
 
-def _check_family(
+def _check_same_family(
     folder: str, run: Mapping[str, Any], name: str, yaml_values: Mapping[str, Any]
 ) -> None:
     if yaml_values.get("family", run["family"]) != run["family"]:
@@ -246,20 +252,20 @@ def _check_family(
 
 
 # ---- a run that begins --------------------------------------------------------------------------
-def _new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
+def _base_of_new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
     """Returns the base configuration of a new run; None if nothing is named.
 
     It is that of a preset, a file, a run whose weights are loaded, or a model.
     """
     yaml_values, model = args.yaml_values, args.model
-    user = [_user_source(args)] if yaml_values else []
+    user = [_read_user_source(args)] if yaml_values else []
     if model is None and "family" not in yaml_values:
         saved = None if args.load is None else loader.from_load(args.load)
         if saved is not None:
             section, name = config_class_of_preset(saved, str(args.load)), str(args.load)
             layers = (ConfigSource(name, saved, True), *user)
             return BaseConfig(args.config or name, LayeredConfig(section, layers), source_run=name)
-        model = _implied_model(args)
+        model = _implied_model_name(args)
     if model is None:
         nothing = not yaml_values or (args.is_user_file and "family" not in yaml_values)
         if nothing:
@@ -272,11 +278,11 @@ def _new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
         named = {n: value for n, value in yaml_values.items() if n != "family"}
         return BaseConfig(name, LayeredConfig(section, (of_model, ConfigSource(name, named))))
     if yaml_values.get("family") != described["family"]:  # other settings of that do not apply
-        user = [replace(user[0], values=_known_fields(section, yaml_values))]
+        user = [replace(user[0], values=_keep_known_fields(section, yaml_values))]
     return BaseConfig(name, LayeredConfig(section, (*user, of_model)))
 
 
-def _user_source(args: PreParsedArgs) -> ConfigSource:
+def _read_user_source(args: PreParsedArgs) -> ConfigSource:
     """Returns the values of `--config`; a preset and a run's config.yml are exhaustive."""
     whole = not args.is_user_file or (
         "family" in args.yaml_values and sets_every_field(_config_class(args), args.yaml_values)
@@ -288,19 +294,19 @@ def _config_class(args: PreParsedArgs) -> type[RunConfig]:
     return config_class_of_preset(args.yaml_values, str(args.config))
 
 
-def _implied_model(args: PreParsedArgs) -> str | None:
+def _implied_model_name(args: PreParsedArgs) -> str | None:
     """Returns the default model, if neither `--model` nor a run in `--load` is given."""
     if args.load is not None and args.load != RANDOM:
         return args.load
     return None if args.train is None else SMALL_MODEL
 
 
-def _known_fields(section: type[ConfigSection], data: Mapping[str, Any]) -> dict[str, Any]:
+def _keep_known_fields(section: type[ConfigSection], data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the nested values for which a section has fields."""
     known_fields: dict[str, Any] = {}
     for name, annotation in field_annotations(section).items():
         if name in data:
             value = data[name]
             nested = is_section_type(annotation) and isinstance(value, Mapping)
-            known_fields[name] = _known_fields(annotation, value) if nested else value
+            known_fields[name] = _keep_known_fields(annotation, value) if nested else value
     return known_fields

@@ -109,19 +109,19 @@ def read_command_line(
         allow_abbrev=False,
         formatter_class=make_help_formatter,
     )
-    default = _default_text(default_preset, loader, takes_default)
+    default = _format_default_config(default_preset, loader, takes_default)
     add_config_options(parser, with_models=loader is not None, default=default)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
     groups = add_section_groups(parser)
     if add_options:
         add_options(parser)
-    names = parser.names()
+    names = parser.option_names()
     add_process_options(parser)
     flags = parser.flags()
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     if not all_fields:
         parser.hide_options(RARE)
-    _add_fields(groups, base, partial(_field_help, base, str(presets), all_fields, unused))
+    _add_fields(groups, base, partial(_make_field_help, base, str(presets), all_fields, unused))
     parsed = vars(parser.parse_args(normalize_flag_spelling(args.arguments, section, flags)))
     settings = _merge_settings(
         base, with_implied_search(parse_field_overrides(parsed, section), data), loader
@@ -137,7 +137,7 @@ def read_command_line(
 HelpOf = Callable[[ConfigField], str]
 
 
-def _field_help(
+def _make_field_help(
     base: BaseConfig, presets: str, all_fields: bool, unused: UnusedFields, section: type[RunConfig]
 ) -> HelpOf:
     """Returns the help texts of a model family's fields, with the effective values."""
@@ -219,7 +219,7 @@ def _with_adapter(
     return settings.with_sources(ConfigSource(folder, nest_by_path(fields)))
 
 
-def _default_text(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:
+def _format_default_config(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:
     """Returns the help text's name for the configuration used without `--config`."""
     if loader is None:
         return preset

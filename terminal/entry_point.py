@@ -33,9 +33,9 @@ from terminal.huge_pages import restart_with_huge_pages
 from terminal.interrupts import (
     SECONDS_TO_END,
     Interrupted,
-    end_within,
-    exit_code,
     handle_signals,
+    kill_process_after,
+    signal_exit_code,
     signal_message,
 )
 from terminal.parser import Parser, add_process_options
@@ -102,7 +102,7 @@ def entry_point(
                     f"error: {format_sentence(str(error), LONGEST)}", USER_ERROR
                 )
             except BrokenPipeError:  # such as `| head`
-                _drop_output()
+                _redirect_stdout_to_null()
                 if popdist.getNumInstances() > 1:  # the others must not wait for this one
                     popdist.exit_process(NOBODY_READS)
                 return NOBODY_READS
@@ -113,10 +113,10 @@ def entry_point(
                 return _print_last_line(f"error: there is not enough memory: {what}", USER_ERROR)
             except Interrupted as signal:
                 if is_script:
-                    end_within(SECONDS_TO_END, signal.number)
-                return _print_last_line(str(signal), exit_code(signal.number))
+                    kill_process_after(SECONDS_TO_END, signal.number)
+                return _print_last_line(str(signal), signal_exit_code(signal.number))
             except KeyboardInterrupt:  # before, or where signals are somebody else's
-                return _print_last_line(signal_message(SIGINT), exit_code(SIGINT))
+                return _print_last_line(signal_message(SIGINT), signal_exit_code(SIGINT))
             return 0
 
         return run
@@ -134,7 +134,7 @@ def _run_and_flush(main: Main, arguments: Sequence[str] | None) -> None:
     sys.stdout.flush()
 
 
-def _drop_output() -> None:
+def _redirect_stdout_to_null() -> None:
     """Redirects broken standard output to the null device.
 
     Otherwise Python's last flush would change the exit code.
@@ -142,7 +142,7 @@ def _drop_output() -> None:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
 
-def _is_broken(stream: TextIO) -> bool:
+def _is_broken_stream(stream: TextIO) -> bool:
     """Returns whether an output stream accepts no more bytes."""
     try:
         stream.write("\n")
@@ -168,8 +168,8 @@ def _print_last_line(text: str, code: int) -> int:
 def _describe_os_error(error: OSError) -> str:
     """Returns one sentence about a file, disk or connection error."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
-    if error.filename is None and error.errno in _FULL and _is_broken(sys.stdout):
-        _drop_output()
+    if error.filename is None and error.errno in _FULL and _is_broken_stream(sys.stdout):
+        _redirect_stdout_to_null()
         return f"standard output: {reason}"
     return f"{format_path(error.filename)}: {reason}" if error.filename else reason
 

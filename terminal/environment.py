@@ -40,7 +40,7 @@ def check_environment() -> None:
         ConfigError: one has a value with which they do not start.
     """
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; matplotlib raises at unknown names
-    _check_gigabytes("POPXL_CACHE_GB")
+    _check_gigabytes_variable("POPXL_CACHE_GB")
     if os.environ.get(_CHECK, "0") not in ("", "0", "nan", "inf"):
         raise ConfigError(
             f"the environment variable {_CHECK} is {format_value(os.environ[_CHECK])}, but must "
@@ -49,7 +49,7 @@ def check_environment() -> None:
     _check_platforms(os.environ.get("JAX_PLATFORMS", ""))
     flags = os.environ.get("XLA_FLAGS", "")
     if not _FLAGS.fullmatch(flags):
-        _check_starts("XLA_FLAGS", flags, _XLA)
+        _check_program_starts("XLA_FLAGS", flags, _XLA)
     names = [
         name
         for name, value in os.environ.items()
@@ -57,13 +57,13 @@ def check_environment() -> None:
         and name not in {*_GOOD, "JAX_PLATFORMS"}
         and not _SWITCH.fullmatch(f"{name}={value}")
     ]
-    if names and _start_error(_JAX, os.environ) is not None:
+    if names and _explain_start_failure(_JAX, os.environ) is not None:
         rest = {name: value for name, value in os.environ.items() if name not in names}
         for name in names:
-            _check_starts(name, os.environ[name], _JAX, rest)
+            _check_program_starts(name, os.environ[name], _JAX, rest)
 
 
-def _check_gigabytes(name: str) -> None:
+def _check_gigabytes_variable(name: str) -> None:
     setting = os.environ.get(name)
     if setting:
         try:
@@ -84,11 +84,11 @@ def _check_platforms(setting: str) -> None:
             )
 
 
-def _check_starts(
+def _check_program_starts(
     name: str, value: str, program: str, environment: Mapping[str, str] | None = None
 ) -> None:
     """Raises ConfigError unless a program starts with an environment variable set."""
-    reason = _start_error(
+    reason = _explain_start_failure(
         program, {**(os.environ if environment is None else environment), name: value}
     )
     if reason is not None:
@@ -99,7 +99,7 @@ def _check_starts(
         )
 
 
-def _start_error(program: str, environment: Mapping[str, str]) -> str | None:
+def _explain_start_failure(program: str, environment: Mapping[str, str]) -> str | None:
     """Returns why a program does not start with these environment variables; None if it does."""
     try:
         done = subprocess.run(

@@ -19,10 +19,10 @@ def script_options(add_options: AddOptions | None) -> dict[str, argparse.Action]
     parser = Parser(add_help=False, allow_abbrev=False)
     if add_options is not None:
         add_options(parser)
-    return parser.options()
+    return parser.options_by_name()
 
 
-def to_arguments(
+def options_to_arguments(
     option_values: Mapping[str, Any], options: Mapping[str, argparse.Action]
 ) -> list[str]:
     """Returns options of a YAML file as command-line arguments.

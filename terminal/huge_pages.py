@@ -35,13 +35,13 @@ def restart_with_huge_pages() -> None:
     environment, script = with_huge_pages(os.environ), Path(sys.argv[0])
     if environment == dict(os.environ) or sys.gettrace() is not None:
         return
-    if not (script.is_file() and _is_effective()):
+    if not (script.is_file() and _has_huge_pages_on_request()):
         return
     with suppress(OSError):  # where programs may not be started, it goes on as it is
         os.execve(sys.executable, sys.orig_argv, environment)
 
 
-def _is_effective() -> bool:
+def _has_huge_pages_on_request() -> bool:
     try:
         return "[madvise]" in _SETTING.read_text("utf-8") and "glibc" in (
             os.confstr("CS_GNU_LIBC_VERSION") or ""

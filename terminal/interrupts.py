@@ -38,19 +38,19 @@ RETRY_OFFSET = 128  # added to the number of a signal that is to be sent once mo
 class Interrupted(BaseException):
     """Raised by a signal that ends the program; `except Exception` does not catch it."""
 
-    def __init__(self, number: int, text: str | None = None) -> None:
-        self.number = number
-        super().__init__(text or signal_message(number))
+    def __init__(self, signal_number: int, text: str | None = None) -> None:
+        self.number = signal_number
+        super().__init__(text or signal_message(signal_number))
 
 
-def signal_message(number: int) -> str:
+def signal_message(signal_number: int) -> str:
     """Returns the last line that the program prints after a signal."""
-    return f"interrupted by {signal.Signals(number).name}: what was saved before is intact"
+    return f"interrupted by {signal.Signals(signal_number).name}: what was saved before is intact"
 
 
-def exit_code(number: int) -> int:
+def signal_exit_code(signal_number: int) -> int:
     """Returns the exit code for a signal, 128 + its number as in shells."""
-    return 128 + number
+    return 128 + signal_number
 
 
 @contextmanager
@@ -71,12 +71,12 @@ def handle_signals() -> Iterator[None]:
     os.set_blocking(writer, False)
     answered = threading.Event()
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(signal_number: int, frame: FrameType | None) -> None:
         answered.set()
-        timers.append(end_within(SECONDS_TO_END, number))
+        timers.append(kill_process_after(SECONDS_TO_END, signal_number))
         if _is_importing(frame):  # an extension that is half initialised, as JAX's, would crash
-            popdist.fail(signal_message(number), exit_code(number))
-        raise Interrupted(number)
+            popdist.fail(signal_message(signal_number), signal_exit_code(signal_number))
+        raise Interrupted(signal_number)
 
     hook = sys.unraisablehook
 
@@ -88,7 +88,7 @@ def handle_signals() -> Iterator[None]:
         os.write(writer, bytes([RETRY_OFFSET + unraisable.exc_value.number]))
 
     watch = threading.Thread(
-        target=_watch, args=(reader, handle, answered), name="signals", daemon=True
+        target=_watch_for_signals, args=(reader, handle, answered), name="signals", daemon=True
     )
     watch.start()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -108,9 +108,11 @@ def handle_signals() -> Iterator[None]:
         watch.join()
 
 
-def end_within(seconds: float, number: int) -> threading.Timer:
+def kill_process_after(seconds: float, signal_number: int) -> threading.Timer:
     """Starts a timer that ends the process unless it ends or cancels the timer in time."""
-    timer = threading.Timer(seconds, popdist.fail, (signal_message(number), exit_code(number)))
+    timer = threading.Timer(
+        seconds, popdist.fail, (signal_message(signal_number), signal_exit_code(signal_number))
+    )
     timer.daemon = True
     timer.start()
     return timer
@@ -123,7 +125,7 @@ def _is_importing(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _watch(reader: int, handle: object, answered: threading.Event) -> None:
+def _watch_for_signals(reader: int, handle: object, answered: threading.Event) -> None:
     """Ends the process for a signal that its handler does not answer in time."""
     received, last, since = 0, 0, 0.0
     while byte := os.read(reader, 1):
@@ -142,5 +144,5 @@ def _watch(reader: int, handle: object, answered: threading.Event) -> None:
         if (signal.getsignal(number) is handle or received > 1) and not answered.wait(
             SECONDS_TO_ANSWER
         ):
-            popdist.fail(signal_message(number), exit_code(number))
+            popdist.fail(signal_message(number), signal_exit_code(number))
     os.close(reader)

@@ -21,12 +21,12 @@ class Parser(argparse.ArgumentParser):
         """Returns the long flags added to the parser."""
         return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
-    def options(self) -> dict[str, argparse.Action]:
+    def options_by_name(self) -> dict[str, argparse.Action]:
         """Returns the parser's options by the names of their long flags, with underscores."""
         actions = self._option_string_actions
         return {flag[2:].replace("-", "_"): actions[flag] for flag in self.flags()}
 
-    def names(self) -> list[str]:
+    def option_names(self) -> list[str]:
         """Returns the attribute names of the parser's options in the parsed namespace."""
         return [action.dest for action in self._actions]
 
@@ -39,9 +39,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses as argparse does, but a value can begin with a dash, such as `->`."""
         given = sys.argv[1:] if args is None else args
-        return super().parse_known_args(self._with_values(given), namespace)
+        return super().parse_known_args(self._join_dashed_values(given), namespace)
 
-    def _with_values(self, arguments: Sequence[str]) -> list[str]:
+    def _join_dashed_values(self, arguments: Sequence[str]) -> list[str]:
         """Returns arguments in which values that begin with a dash follow `=`."""
         joined = list[str]()
         for text in arguments:
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{format_name(message, 200)}; see --help")
 
 
-def path_option(text: str) -> str:
+def parse_path_option(text: str) -> str:
     """Option type: the path of a file or folder."""
     try:
         return str(ValueType.from_annotation(PathText).check(text, "it"))
@@ -73,7 +73,7 @@ def path_option(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def count_option(text: str) -> int:
+def parse_count_option(text: str) -> int:
     """Option type: an integer from 1."""
     number = int(text) if text.isdecimal() and len(text) < 10 else 0
     if number < 1:
@@ -81,9 +81,9 @@ def count_option(text: str) -> int:
     return number
 
 
-def port_option(text: str) -> int:
+def parse_port_option(text: str) -> int:
     """Option type: a TCP port."""
-    number = count_option(text)
+    number = parse_count_option(text)
     if number > LAST_PORT:
         raise argparse.ArgumentTypeError(f"must be a port, 1 to {LAST_PORT}, not {number}")
     return number
@@ -91,7 +91,7 @@ def port_option(text: str) -> int:
 
 EXPORT_OPTION: dict[str, Any] = {
     "metavar": "DIR",
-    "type": path_option,
+    "type": parse_path_option,
     "help": "a new folder for the model, in the form that Hugging Face's from_pretrained loads",
 }
 """Help of --save-hf, in the scripts that write a model for Hugging Face."""

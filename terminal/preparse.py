@@ -11,8 +11,8 @@ from typing import Any
 from config.base import flatten_by_path, nest_by_path
 from config.presets import load_preset, merge_over, with_absolute_paths
 from config.user_yaml import MODEL_KEY, OPTIONS_KEY, is_user_file
-from terminal.file_options import AddOptions, script_options, to_arguments
-from terminal.parser import Parser, path_option
+from terminal.file_options import AddOptions, options_to_arguments, script_options
+from terminal.parser import Parser, parse_path_option
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class PreParsedArgs:
             options = script_options(add_options)
             read = load_preset(presets, parsed.config, options)
             if (of_file := read.pop(OPTIONS_KEY, None)) is not None:
-                arguments = [*to_arguments(of_file, options), *arguments]
+                arguments = [*options_to_arguments(of_file, options), *arguments]
                 parsed, flags = _parse_base_options(arguments, with_models)
             named = read.pop(MODEL_KEY, None) if with_models else None
             yaml_values = with_absolute_paths(read)
         fields = flatten_by_path(merge_over(yaml_values, nest_by_path(flags)))
 
-        def text(name: str) -> str | None:
+        def text_of_option(name: str) -> str | None:
             return value if isinstance(value := fields.get(name), str) else None
 
         return cls(
@@ -87,10 +87,10 @@ class PreParsedArgs:
             config=parsed.config,
             yaml_values=yaml_values,
             model=getattr(parsed, "model", None) or named,
-            load=text("checkpoint.load"),
-            save=text("checkpoint.save"),
-            mirror=text("checkpoint.mirror"),
-            train=text("data.train"),
+            load=text_of_option("checkpoint.load"),
+            save=text_of_option("checkpoint.save"),
+            mirror=text_of_option("checkpoint.mirror"),
+            train=text_of_option("data.train"),
             loads_optimizer=str(fields.get("checkpoint.load_optimizer")).lower() != "false",
             overwrite=parsed.overwrite,
             only_plans=parsed.plan is not None,
@@ -117,7 +117,7 @@ def add_config_options(
         parser.add_argument(
             "--model",
             metavar="NAME",
-            type=path_option,
+            type=parse_path_option,
             help="a T5, BART, GPT-J or Llama-shaped model of Hugging Face: a folder, or a name on "
             "the hub; --config then says how to run it, else the program chooses",
         )
@@ -132,7 +132,9 @@ def _parse_base_options(
     field: dict[str, Any] = {"default": argparse.SUPPRESS}
     for name in ("load", "save"):
         dotted = f"checkpoint.{name}"
-        parser.add_argument(f"--{name}", f"--{dotted}", dest=dotted, type=path_option, **field)
+        parser.add_argument(
+            f"--{name}", f"--{dotted}", dest=dotted, type=parse_path_option, **field
+        )
     parser.add_argument("--checkpoint.mirror", **field)
     parser.add_argument("--data.train", **field)
     parser.add_argument("--checkpoint.load_optimizer", nargs="?", const="true", **field)

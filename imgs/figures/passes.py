@@ -31,7 +31,7 @@ def _draw_panel(canvas: Canvas, left: float, per_pass: int) -> None:
     passes = MICRO_BATCHES // per_pass
     canvas.head((left, 20), PER_PASS[per_pass])
     saved = max_saved = 0
-    for slot, (layer, micro_batch, more) in enumerate(list_work(per_pass)):
+    for slot, (layer, micro_batch, more) in enumerate(list_computations(per_pass)):
         x = left + slot * CELL
         canvas.box(Area(x, _layer_y(layer), CELL - 1, ROW - 3), style=MEMBERS[micro_batch])
         saved, max_saved = saved + more, max(max_saved, saved + more)
@@ -45,7 +45,7 @@ def _draw_panel(canvas: Canvas, left: float, per_pass: int) -> None:
     canvas.note((left, FLOOR + 20), f"at most {max_saved} saved; {loads} loads of a layer", "left")
 
 
-def list_work(per_pass: int) -> Iterator[Work]:
+def list_computations(per_pass: int) -> Iterator[Work]:
     """Yield the phases of work of a step in order."""
     for first in range(0, MICRO_BATCHES, per_pass):
         members = range(first, first + per_pass)

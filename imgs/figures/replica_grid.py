@@ -8,7 +8,7 @@ COPIES, SHARDS = 2, 4  # data_parallel, tensor_parallel
 LEFT, TOP, WIDTH, HEIGHT, GAP = 128, 66, 118, 66, 10
 
 
-def replica(copy: int, shard: int) -> int:
+def replica_index(copy: int, shard: int) -> int:
     """Returns the replica number of a data-parallel copy and a tensor shard."""
     return copy * SHARDS + shard
 
@@ -21,7 +21,7 @@ def draw() -> Canvas:
         canvas.text((x + WIDTH / 2, 50), f"shard {shard}", weight="bold")
         for copy in range(COPIES):
             area = Area(x, TOP + copy * (HEIGHT + GAP), WIDTH, HEIGHT)
-            words = f"replica {replica(copy, shard)}\ndata of copy {copy}"
+            words = f"replica {replica_index(copy, shard)}\ndata of copy {copy}"
             canvas.box(area, words, MEMBERS[shard])
     for copy in range(COPIES):
         y = TOP + copy * (HEIGHT + GAP) + HEIGHT / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from imgs.figures.replica_grid import COPIES, SHARDS, replica
+from imgs.figures.replica_grid import COPIES, SHARDS, replica_index
 from imgs.style import ACTIVATION, MOMENT, WEIGHT, Area, BoxStyle, Canvas
 
 WIDTH, HEIGHT, GAP, PANEL = 58, 46, 3, 272
@@ -41,7 +41,7 @@ DISTRIBUTIONS = (
         "other large weights",
         MOMENT,
         "",
-        lambda copy, shard: (None, replica(copy, shard)),
+        lambda copy, shard: (None, replica_index(copy, shard)),
         "All replicas hold them alike\nand keep a part each.\n" + PASS,
     ),
     TensorDistribution(

@@ -24,7 +24,7 @@ from data.prompt_template import ColumnError
 from data.sources import DataError, FileSource, Row
 from data.task import task_from_config
 from data.tokenizer import warn_truncated_answers
-from files.atomic_writing import write_text
+from files.atomic_writing import write_text_atomically
 from files.file_location import FileLocation
 from files.formatting import format_path
 from huggingface.pretrained import read_pretrained
@@ -261,7 +261,7 @@ def write_answers(path: str, prompts: Sequence[PromptRow], answers: Sequence[str
     Raises:
         WriteError: the file cannot be written.
     """
-    write_text("the answers", Path(path), answers_to_jsonl(prompts, answers))
+    write_text_atomically("the answers", Path(path), answers_to_jsonl(prompts, answers))
 
 
 def uses_no_template(config: RunConfig) -> bool:

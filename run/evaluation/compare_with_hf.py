@@ -13,7 +13,7 @@ from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.samples import Prompts
 from data.tokenizer import Tokenizer
-from huggingface.torch_model import NEEDS_TORCH, build_torch_model, generate, has_torch
+from huggingface.torch_model import NEEDS_TORCH, build_torch_model, generate_greedily, has_torch
 from modelling.generation import GreedyStrategy
 from modelling.model_family import get_family
 from modelling.weights.lora import merge_adapters
@@ -129,7 +129,7 @@ def _generate_with_hf(model: Any, prompts: Prompts, length: int, pad: int) -> np
     """Generate greedily with Hugging Face's model, prompt by prompt: int32 (prompts, length)."""
     out = np.full((len(prompts), length), pad, np.int32)
     for row, input_ids, mask in zip(out, prompts.input_ids, prompts.mask, strict=True):
-        new = generate(model, input_ids[mask == 1][None], length)[
+        new = generate_greedily(model, input_ids[mask == 1][None], length)[
             0
         ]  # a single prompt needs no padding
         row[: len(new)] = new

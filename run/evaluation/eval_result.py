@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from files.atomic_writing import write_text
+from files.atomic_writing import write_text_atomically
 from files.formatting import format_number
 from run.evaluation.text_metrics import NO_LABEL
 
@@ -87,7 +87,7 @@ class EvalResult:
             WriteError: the file cannot be written.
         """
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
-        write_text("the report", path, text + "\n")
+        write_text_atomically("the report", path, text + "\n")
 
     def summary(self) -> str:
         """Format one line per metric, with counts for accuracy and exact match."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from files.atomic_writing import write_file
+from files.atomic_writing import write_file_atomically
 from run.records.metrics_jsonl import StepMetrics, column
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def draw_loss_curve(steps_metrics: Sequence[StepMetrics], path: Path, title: str
     for axes in (above, *between, below):
         axes.grid(color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
-    write_file("the loss curve", path, lambda draft: figure.savefig(draft, format="png"))
+    write_file_atomically("the loss curve", path, lambda draft: figure.savefig(draft, format="png"))
 
 
 def _draw_rewards(axes: Axes, steps_metrics: Sequence[StepMetrics], steps: Sequence[float]) -> None:

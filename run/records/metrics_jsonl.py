@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import UserNotice
-from files.atomic_writing import write_errors, write_file
+from files.atomic_writing import wrap_write_errors, write_file_atomically
 from files.errors import FileError
 from files.formatting import format_path
 from files.json_files import parse_json
@@ -50,7 +50,7 @@ class MetricsFile:
             if damaged:
                 _move_damaged(path, damaged)
 
-        write_file("the metrics", path, write)
+        write_file_atomically("the metrics", path, write)
         self._path = path
 
     def append(
@@ -64,7 +64,10 @@ class MetricsFile:
         Raises:
             WriteError: the file cannot be written.
         """
-        with write_errors("the metrics", self._path), self._path.open("ab", buffering=0) as file:
+        with (
+            wrap_write_errors("the metrics", self._path),
+            self._path.open("ab", buffering=0) as file,
+        ):
             before = file.tell()
             line = _to_line(metrics, samples).encode()
             try:
@@ -116,7 +119,7 @@ def _read_lines(path: Path) -> Iterator[tuple[StepMetrics | None, bytes]]:
 def _move_damaged(path: Path, lines: Sequence[bytes]) -> None:
     damaged_path = path.with_name(f"{path.stem}.damaged{path.suffix}")
     with (
-        write_errors("what is damaged of the metrics", damaged_path),
+        wrap_write_errors("what is damaged of the metrics", damaged_path),
         damaged_path.open("ab") as file,
     ):
         file.writelines(lines)

@@ -9,10 +9,10 @@ from typing import Protocol, Self
 
 from config.metrics import OBJECTIVES
 from config.sections import RunConfig
-from files.atomic_writing import check_can_write_folder, write_errors, write_text
+from files.atomic_writing import check_can_write_folder, wrap_write_errors, write_text_atomically
 from files.formatting import format_name
 from files.run_folder import RunFolder
-from files.text_files import check_regular
+from files.text_files import check_regular_file
 from files.yaml_files import dump_yaml
 from run.options import RunOptions
 from run.records.loss_curve import PLOTTED_METRICS, draw_loss_curve
@@ -151,10 +151,12 @@ class MetricsLogger:
     def _create_files(self) -> MetricsFile:
         """Create the folder with config.yml and run.json, and open metrics.jsonl."""
         folder = self._folder
-        with write_errors("the run directory", folder.path):
+        with wrap_write_errors("the run directory", folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             metrics = MetricsFile(folder.metrics, self._session.first_step)
-            write_text("the configuration", folder.config, dump_yaml(self._config.to_dict()))
+            write_text_atomically(
+                "the configuration", folder.config, dump_yaml(self._config.to_dict())
+            )
             append_session(folder, self._session)
         return metrics
 
@@ -180,4 +182,4 @@ def check_records(folder: RunFolder) -> None:
     """
     check_can_write_folder("the run directory", folder.path)
     if folder.metrics.exists():
-        check_regular(folder.metrics)
+        check_regular_file(folder.metrics)

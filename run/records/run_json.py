@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import popxl_addons
-from files.atomic_writing import write_text
+from files.atomic_writing import write_text_atomically
 from files.errors import FileError
-from files.json_files import read_object
+from files.json_files import read_json_object
 from files.run_folder import RunFolder
 
 VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
@@ -57,13 +57,15 @@ def append_session(folder: RunFolder, session: RunSession) -> None:
     """
     before = [s for s in read_sessions(folder) if s.first_step < session.first_step]
     data = {"sessions": [asdict(s) for s in (*before, session)]}
-    write_text("the record of the run", folder.sessions, json.dumps(data, indent=2) + "\n")
+    write_text_atomically(
+        "the record of the run", folder.sessions, json.dumps(data, indent=2) + "\n"
+    )
 
 
 def read_sessions(folder: RunFolder) -> list[RunSession]:
     """Read the sessions in a run's run.json; [] if the file is missing or damaged."""
     try:
-        listed = read_object(folder.sessions).data.get("sessions")
+        listed = read_json_object(folder.sessions).data.get("sessions")
     except (FileError, OSError):
         return []
     entries: list[Any] = listed if isinstance(listed, list) else []

@@ -11,16 +11,16 @@ import pytest
 import popxl
 from benchmarks import accumulation_programs as programs
 from benchmarks.accumulation import TABLE_HEAD, MeasurementFile, format_row, main, plan_reductions
-from benchmarks.accumulation_programs import AccumulationRun, Size
+from benchmarks.accumulation_programs import AccumulationRun, ModelAndBatchSize
 from planning.hardware.machines import machine
 
 ROOT = Path(__file__).parents[2]
-SIZE = Size(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
+SIZE = ModelAndBatchSize(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
 
 
 def test_one_of_both_ways_reduces_once():
     naive, local, big = (
-        programs.reductions(
+        programs.list_reductions(
             programs.AccumulationProgram(SIZE, way, count, popxl.Ir(replication=2)).ir
         )
         for way, count in (("naive", 4), ("local", 4), ("local", 1))
@@ -35,14 +35,14 @@ def test_both_ways_train_alike_and_one_reduces_once():
     np.testing.assert_allclose(naive.losses, local.losses, rtol=1e-5)
     assert local.losses[-1] < local.losses[0]
     big = programs.AccumulationProgram(SIZE, "local", 1, popxl.Ir(replication=2))
-    nbytes, count = programs.reductions(big.ir)
-    assert (local.reductions, local.reduced) == (count, nbytes)
-    assert (naive.reductions, naive.reduced) == (4 * count, 4 * nbytes)
+    nbytes, count = programs.list_reductions(big.ir)
+    assert (local.list_reductions, local.reduced) == (count, nbytes)
+    assert (naive.list_reductions, naive.reduced) == (4 * count, 4 * nbytes)
 
 
 @pytest.mark.slow
 def test_processes_train_as_one_does_on_one_big_batch():
-    big = programs.measure(SIZE, "local", 1, 2, 3)
+    big = programs.measure_run(SIZE, "local", 1, 2, 3)
     for measured in programs.measure_in_processes(SIZE, 4, 2, 3):
         np.testing.assert_allclose(measured.losses, big.losses, rtol=1e-5)
         assert (measured.processes, measured.devices) == (2, 2)
@@ -54,7 +54,7 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
         for way, share in (("naive", 1.0), ("local", 0.5))
         for n in (1, 32)
     }
-    monkeypatch.setattr(programs, "measure", lambda size, way, n, *_: measured[way, n])
+    monkeypatch.setattr(programs, "measure_run", lambda size, way, n, *_: measured[way, n])
     flags = ["--processes", "1", "--counts", "1", "32", "--out", str(tmp_path)]
     assert main(flags) == 0
     assert "| 8 devices | 32 | 32.000 | 16.000 | 50% |" in capsys.readouterr().out
@@ -99,7 +99,9 @@ def test_a_plan_counts_reductions_and_their_seconds(capsys):
         ("8", "232", "29"),
     ]
     assert [format_row[7] for format_row in rows] == ["-", "-"]
-    (plan,) = plan_reductions(Size(layers=3, hidden=32, batch=64), [4], 2, machine("h100"))
+    (plan,) = plan_reductions(
+        ModelAndBatchSize(layers=3, hidden=32, batch=64), [4], 2, machine("h100")
+    )
     weights = 2 * 32 * 512 + 512 + 64 + 3 * (64 + 4 * 32 * 32 + 2 * 32 * 128 + 32 + 128)
     assert plan.local.nbytes == 4 * weights
     assert plan.naive.sent == plan.naive.nbytes == 4 * plan.local.nbytes, "two send a half twice"

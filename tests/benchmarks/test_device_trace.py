@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.device_trace import Copies, read_streams
+from benchmarks.device_trace import CopyStream, read_streams
 
 LOAD = "kind_src:pinned kind_dst:device size:{} dest:0 async:1"
 STORE = "kind_src:device kind_dst:pinned size:{} dest:0 async:1"
@@ -62,8 +62,8 @@ def test_times_of_kernels_and_copies(tmp_path: Path) -> None:
     assert (found.seconds, found.kernels) == (pytest.approx(8e-3), 3)
     assert found.computing == pytest.approx(5e-3)
     assert found.kinds == pytest.approx({"products": 2e-3, "loop_add_fusion": 3e-3})
-    assert found.loads == Copies(1, 100, pytest.approx(4e-3), pytest.approx(3 / 4))
-    assert found.stores == Copies(1, 50, pytest.approx(1e-3), 0.0)
+    assert found.loads == CopyStream(1, 100, pytest.approx(4e-3), pytest.approx(3 / 4))
+    assert found.stores == CopyStream(1, 50, pytest.approx(1e-3), 0.0)
 
 
 def test_copies_that_overlap_count_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import kill_and_resume
 from benchmarks.kill_and_resume import limit_memory
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from tests.planning.presets import preset
 
 ALLOCATE = "import numpy as np, sys; print(np.ones(int(sys.argv[1]), np.uint8).sum())"
@@ -37,7 +37,7 @@ def test_the_limit_is_hard():
 def test_what_the_processes_do(tmp_path, capsys, monkeypatch):
     """With a tiny model, one after the other in this process; the second step is lost."""
     monkeypatch.setattr("planning.hardware.disk_offload.check_memory_limit", lambda *args: None)
-    folders = kill_and_resume.Folders(tmp_path)
+    folders = kill_and_resume.MeasurementFolders(tmp_path)
     config = preset(
         "tiny",
         model={"layers": 1, "hidden_size": 64, "d_ff": 64},
@@ -51,7 +51,7 @@ def test_what_the_processes_do(tmp_path, capsys, monkeypatch):
         lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("{")]
         lines_by_child[name] = [json.loads(line) for line in lines]
         if name == "train":
-            newest = step_folders(folders.run)[0]
+            newest = list_step_folders(folders.run)[0]
             assert newest.step == 2
             shutil.rmtree(newest.path)
     first, second = (fact for fact in lines_by_child["train"] if "loss" in fact)

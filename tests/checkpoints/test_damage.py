@@ -193,7 +193,7 @@ def test_another_format_is_named(store, written, age):
 
     path = folder_of(store, 3) / MANIFEST
     content = json.loads(path.read_text())["content"] | {"format": written}
-    path.write_text(json.dumps({"sha256": manifest._json_sha256(content), "content": content}))
+    path.write_text(json.dumps({"sha256": manifest._sha256_of_json(content), "content": content}))
     for step in (3, None):  # nor is an earlier step taken for it
         with pytest.raises(CheckpointError, match=f"has format {written}, {age} than the 7"):
             store.load(step)
@@ -234,7 +234,7 @@ def save_in_parts(folder, change=lambda content: None, tables=lambda tables: Non
     content |= {"tensors": {}, "tables": digests, "layouts": layouts, "owners": [[0, 1]]}
     content["cut"] = {"a": {"dtype": "float32", "layout": 0, "owners": 0}}
     change(content)
-    text = json.dumps({"sha256": manifest._json_sha256(content), "content": content})
+    text = json.dumps({"sha256": manifest._sha256_of_json(content), "content": content})
     (path / MANIFEST).write_text(text)
     return store
 
@@ -319,7 +319,7 @@ def test_manifests_that_make_up_no_whole_tensor(how, said, tmp_path):
 def test_tables_are_read_when_their_parts_are_asked_for(tmp_path, monkeypatch):
     """Of several processes; what is wrong with one is found by who needs it."""
     import popdist
-    from checkpoints import DamagedError
+    from checkpoints import DamagedCheckpointError
     from checkpoints.tensor_shards import TensorShard
 
     path = folder_of(save_in_parts(tmp_path), 2)
@@ -331,5 +331,5 @@ def test_tables_are_read_when_their_parts_are_asked_for(tmp_path, monkeypatch):
     first = TensorShard((4, 3), (0, 1), (0, 0), (4, 3), 0, 5)
     assert tensors.read_shards("a", [first]).reshape(-1)[:5].tolist() == [0, 1, 2, 3, 4]
     assert tensors.num_record_files_read == 1
-    with pytest.raises(DamagedError, match=r"1\.json is not what was saved"):
+    with pytest.raises(DamagedCheckpointError, match=r"1\.json is not what was saved"):
         tensors["a"]

@@ -73,7 +73,7 @@ def test_older_steps_go(run, address):
     there = put(run, address, to_keep=2)
     assert [step.step for step in there.steps()] == [30, 20]
     there.delete()
-    assert there.steps() == there._step_folders() == there._records() == []
+    assert there.steps() == there._list_step_folders() == there._list_record_files() == []
     assert there.download_newest(run.path / "new") is None
 
 
@@ -106,7 +106,7 @@ def test_the_steps_that_a_run_depends_on(run, address, tmp_path):
     with pytest.raises(CheckpointError, match=rf"base/{new.name} is damaged"):
         there.download_newest(tmp_path / "damaged")
     there.delete()
-    assert there._subfolder(run.base)._base_paths() == []
+    assert there._subfolder(run.base)._list_base_models() == []
 
 
 class Breaking:

@@ -143,7 +143,7 @@ def test_a_run_that_begins_anew_is_another_run(tmp_path, address):
     """So a folder with steps of the run before does not go on with it."""
     one, new = run_in(tmp_path / "one", 10), tmp_path / "new"
     mirrored(one, address).release()
-    acquire_lease(new, RemoteRun(address), fresh=True).release()
+    acquire_lease(new, RemoteRun(address), is_new_run=True).release()
     save(new, 20)
     with pytest.raises(CheckpointError, match="has another run"):
         acquire_lease(one, RemoteRun(address))

@@ -65,7 +65,7 @@ def shares_by_process(tensors, processes: int, monkeypatch) -> list[ShardAssignm
     found = []
     for process in range(processes):
         monkeypatch.setattr(popdist, "getInstanceIndex", lambda p=process: p)
-        found.append(ShardAssigner().assign(tensors))
+        found.append(ShardAssigner().assign_shards(tensors))
     monkeypatch.undo()
     return found
 

@@ -15,7 +15,7 @@ import pytest
 
 from checkpoints import CheckpointStore, load_checkpoint
 from checkpoints.safetensors_files import sha256_of_array
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from tests.children import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]
@@ -27,11 +27,11 @@ from pathlib import Path
 import numpy as np
 import popdist
 import checkpoints.store as module
-from checkpoints import CheckpointError, CheckpointStore, DamagedError, load_checkpoint
+from checkpoints import CheckpointError, CheckpointStore, DamagedCheckpointError, load_checkpoint
 from checkpoints import collective_io
 from checkpoints.safetensors_files import sha256_of_array
 from checkpoints.tensor_shards import TensorShard
-from checkpoints.collective_io import raise_on_all
+from checkpoints.collective_io import raise_damage_on_all_processes
 
 popdist.init()
 index, count = popdist.getInstanceIndex(), popdist.getNumInstances()
@@ -102,11 +102,11 @@ def read(folder):  # each process a part of each tensor, which is verified as it
         while True:
             found = load_checkpoint(folder, verify=False)
             try:
-                with raise_on_all():
+                with raise_damage_on_all_processes():
                     for name in found.tensors:
                         found.tensors.read_shards(name, [part(found.tensors.spec(name).shape)])
                 break
-            except DamagedError as error:
+            except DamagedCheckpointError as error:
                 found.mark_damaged(str(error))
     return popdist.all_gather_object([found.step, [str(w.message) for w in warned]])
 
@@ -185,7 +185,7 @@ def test_a_step_is_there_when_all_processes_have_written_theirs(three):
     folder, found, code = three
     assert code != 0
     assert list(found)[-1] == "other"  # one of them died in the work after this
-    assert [step.step for step in step_folders(folder / "death")] == [2, 1]
+    assert [step.step for step in list_step_folders(folder / "death")] == [2, 1]
     assert load_checkpoint(folder / "death").step == 2
 
 
@@ -207,7 +207,7 @@ def test_the_disk_of_one_host_is_full(host, three):
     expected = f"cannot save step 2 in {folder}: process {host} on "
     assert first.startswith(expected)
     assert first.endswith(": No space left on device")
-    assert [step.step for step in step_folders(folder)] == [3, 1]
+    assert [step.step for step in list_step_folders(folder)] == [3, 1]
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 

@@ -168,7 +168,7 @@ def test_a_step_that_a_run_replaces_while_it_is_loaded(tmp_path, monkeypatch, at
     """As the one of best/: the one in its place is loaded, and nothing called damaged."""
     saving, loading = CheckpointStore(tmp_path, to_keep=1), CheckpointStore(tmp_path)
     saving.save(1, {"x": np.full(3, 1)}, {}, wait=True)
-    name = "check_texts" if at == "while it is read" else "read"
+    name = "check_text_files" if at == "while it is read" else "read"
     usual, replaced = getattr(Manifest, name), []
 
     def replace_first(*args):
@@ -342,7 +342,7 @@ def test_a_folder_that_cannot_be_listed_after_a_save_fails_no_save(tmp_path, mon
     def stale(*_args):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr("checkpoints.store.remove_older", stale)
+    monkeypatch.setattr("checkpoints.store.remove_older_steps", stale)
     with pytest.warns(CheckpointWarning, match="cannot look for older steps .*: Stale file"):  # noqa: SIM117
         with CheckpointStore(tmp_path, to_keep=1) as store:
             store.save(1, {"x": np.ones(3)}, {}, wait=wait)
@@ -440,12 +440,12 @@ def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
     )
     monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 2)
     divided = shares.ShardAssigner()
-    first = divided.assign(tensors("a", "b"))
-    again = divided.assign(tensors("a", "b"))
+    first = divided.assign_shards(tensors("a", "b"))
+    again = divided.assign_shards(tensors("a", "b"))
     assert taken == ["a", "b"]
     assert first.local_shards == again.local_shards == {"a": [0, 2], "b": [0, 2]}
-    assert divided.assign(tensors("a", "c")).local_shards == {"a": [0, 2], "c": [0, 2]}
-    divided.assign(tensors("a", "c", layout=tuple(reversed(layout))))
+    assert divided.assign_shards(tensors("a", "c")).local_shards == {"a": [0, 2], "c": [0, 2]}
+    divided.assign_shards(tensors("a", "c", layout=tuple(reversed(layout))))
     assert taken[4:] == ["a", "c"]
 
 
@@ -467,7 +467,8 @@ def test_what_is_small_is_in_one_table(monkeypatch):
     monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 4)
     tensors = type("Tensors", (), {"shards": lambda self: iter([*large, *small, *alike])})()
     owners = {
-        name: one.owners for name, one in shares.ShardAssigner().assign(tensors).sharded.items()
+        name: one.owners
+        for name, one in shares.ShardAssigner().assign_shards(tensors).sharded.items()
     }
     assert all(owners[one.name] == (0, 1, 2, 3) for one in large)
     assert all(owners[one.name] == (0,) for one in small)

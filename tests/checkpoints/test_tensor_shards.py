@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from checkpoints.tensor_shards import assemble, check_complete
+from checkpoints.tensor_shards import assemble_tensor, check_shards_cover_tensor
 from modelling.weights import Weight, WeightMapping
 from modelling.weights.variables import VariableLayout
 
@@ -46,9 +46,9 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
                         found.select_elements, piece
                     )
         for name, whole in logical.items():
-            check_complete(parts[name])
-            assert np.array_equal(assemble(shape, whole.dtype, parts[name]), whole)
+            check_shards_cover_tensor(parts[name])
+            assert np.array_equal(assemble_tensor(shape, whole.dtype, parts[name]), whole)
             incomplete = dict(list(parts[name].items())[1:])
             if incomplete:
                 with pytest.raises(ValueError, match="shard"):
-                    check_complete(incomplete)
+                    check_shards_cover_tensor(incomplete)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from tests.children import PYTHON_PATH
 from tests.run.saved import digests
 from tests.small_runs import GPTJ, RATE
@@ -66,7 +66,7 @@ class Cluster:
             time.sleep(0.2)
 
     def steps(self, name: str) -> dict[int, dict[str, str]]:
-        return {f.step: digests(f.path) for f in step_folders(self.folder / name)}
+        return {f.step: digests(f.path) for f in list_step_folders(self.folder / name)}
 
     def release(self, job: str) -> None:
         """When a job is in the queue again, let it begin now, and not in two minutes."""
@@ -143,7 +143,7 @@ def test_two_jobs_at_once_disturb_neither(cluster, whole):
 def test_a_node_that_is_lost_puts_the_job_into_the_queue_again(cluster, whole):
     job = cluster.submit("lost")
     cluster.wait_for("lost", "step 1/")
-    while not step_folders(cluster.folder / "lost"):
+    while not list_step_folders(cluster.folder / "lost"):
         time.sleep(0.1)
     daemon = int((cluster.folder / "n2.pid").read_text())
     os.kill(daemon, signal.SIGKILL)

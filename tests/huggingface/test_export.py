@@ -21,7 +21,7 @@ from config.families import FAMILIES
 from config.sections import RunConfig
 from data.task import NLI_LABELS
 from data.tokenizer import Tokenizer as RunTokenizer
-from files.json_files import read_object
+from files.json_files import read_json_object
 from modelling.model_family import get_family, load_family
 from run.evaluation.eval_result import EvalResult
 from run.evaluation.evaluate_checkpoint import evaluate_checkpoint
@@ -112,7 +112,7 @@ def test_weights_are_exported_in_the_type_that_they_have_or_that_a_flag_asks_for
         arguments = command("tiny", tmp_path / "run", *SMALL, *flags)
         assert run_export.main([*arguments, "--save-hf", str(folder)]) == 0
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
-        assert str(model.dtype) == f"torch.{read_object(folder / 'config.json').text('dtype')}"
+        assert str(model.dtype) == f"torch.{read_json_object(folder / 'config.json').text('dtype')}"
         return model.state_dict()
 
     whole, half = exported(), exported("--precision", "bfloat16")

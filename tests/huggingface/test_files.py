@@ -20,7 +20,7 @@ from config.errors import UserError
 from data.file_readers import read_rows
 from huggingface.hub import load_tokenizer
 from huggingface.model_folders import read_hf_config, read_hf_directory
-from huggingface.pretrained import local_model
+from huggingface.pretrained import get_local_folder
 from tests.data.corpora import SAMPLE_FOLDER
 from tests.huggingface.published import make_folder
 from tests.huggingface.test_published import ours
@@ -197,9 +197,9 @@ def test_only_the_weights_that_are_read_are_downloaded(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr("huggingface.pretrained.is_reachable", lambda: True)
-    local_model("owner/model", ["config.json"])
+    get_local_folder("owner/model", ["config.json"])
     assert {path.name for path in fetched.iterdir()} == {"config.json"}
-    assert local_model("owner/model") == fetched
+    assert get_local_folder("owner/model") == fetched
     found = {str(path.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()}
     assert found == {*TEXTS} | needed
 

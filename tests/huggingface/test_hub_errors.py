@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from config.errors import UserError
 from huggingface.hub import load_split, load_tokenizer
 from huggingface.hub_errors import explain_hub_error
-from huggingface.pretrained import local_model
+from huggingface.pretrained import get_local_folder
 
 NAME = "owner/small"
 PAGES = "settings/tokens"
@@ -92,7 +92,7 @@ def answer(
 
 
 ASKS: dict[str, tuple[Callable[[], object], str]] = {
-    "model": (lambda: local_model(NAME, ["config.json"]), ""),
+    "model": (lambda: get_local_folder(NAME, ["config.json"]), ""),
     "tokenizer": (lambda: load_tokenizer(NAME), ""),
     "data set": (lambda: load_split(NAME, None, "train"), "datasets/"),
 }
@@ -165,7 +165,7 @@ def test_other_refusals(
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(UserError) as caught:
-        local_model(NAME, ["config.json"])
+        get_local_folder(NAME, ["config.json"])
     assert said in str(caught.value)
     assert "check the path" not in str(caught.value)
 
@@ -191,7 +191,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     answer(monkeypatch, 200, {"ETag": "0" * 40, "X-Repo-Commit": "0" * 40}, lists=True)
     (tmp_path / "hub").write_text("a file where the cache should be")
     with pytest.raises(UserError) as caught:
-        local_model(NAME, ["config.json"])
+        get_local_folder(NAME, ["config.json"])
     assert f"the cache {tmp_path / 'hub'} cannot be used" in str(caught.value)
     assert "set HF_HOME to a folder that can be written" in str(caught.value)
 
@@ -209,7 +209,7 @@ def test_a_folder_of_the_cache_is_answered_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="folder of the hub's cache: give the model's name owner/small"
     ):
-        local_model(str(folder))
+        get_local_folder(str(folder))
     with pytest.raises(
         UserError, match="folder of the hub's cache: give the model's name owner/small"
     ):
@@ -220,7 +220,7 @@ def test_a_path_is_no_name_of_the_hub(hub: str) -> None:
     with pytest.raises(
         UserError, match="no name of a model of the Hugging Face hub: check the path"
     ):
-        local_model("a/folder/that/is/gone")
+        get_local_folder("a/folder/that/is/gone")
 
 
 def test_the_headers_are_those_that_the_library_reads() -> None:

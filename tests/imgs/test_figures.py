@@ -201,7 +201,7 @@ def test_the_grids_are_the_programs():
     shared_over = (groups.sharded, groups.replicated, groups.tp)
     for sharing, grouping in zip(rts_groups.DISTRIBUTIONS, shared_over, strict=True):
         for copy, shard in itertools.product(range(2), range(4)):
-            replica = replica_grid.replica(copy, shard)
+            replica = replica_grid.replica_index(copy, shard)
             tensor, part = sharing.holds(copy, shard)
             members = grouping.groups[tensor or 0]
             assert members[part] == replica, sharing.title

@@ -22,7 +22,7 @@ from config.families import family_by_model_type
 from config.presets import load_config
 from config.t5 import T5Config
 from config.unsupported_models import UNSUPPORTED
-from files.json_files import read_object
+from files.json_files import read_json_object
 from files.yaml_files import dump_yaml
 from huggingface.model_folders import read_hf_directory
 from huggingface.multimodal import TEXT_MODEL_TYPES
@@ -189,7 +189,7 @@ def test_a_folder_of_bin_files_is_converted(kind, files, dtype, tmp_path):
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
     assert not any(".bin" in name for name in names)
     if kind == "2019":  # it has the embedding under four names
-        found = from_config_json(read_object(tmp_path / "new" / "config.json"))
+        found = from_config_json(read_json_object(tmp_path / "new" / "config.json"))
         weights = base_weight_map(T5Config.from_dict({"model": found})).from_hf(
             read_hf_directory(new)
         )
@@ -279,7 +279,7 @@ def test_a_run_of_another_format_is_refused_in_one_sentence(tmp_path, capsys):
         store.save(1, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
     (path,) = tmp_path.glob("*/manifest.json")
     content = json.loads(path.read_text())["content"] | {"format": manifest.FORMAT - 1}
-    path.write_text(json.dumps({"sha256": manifest._json_sha256(content), "content": content}))
+    path.write_text(json.dumps({"sha256": manifest._sha256_of_json(content), "content": content}))
     for script, flag in ((run_validation, "--load"), (run_finetuning, "--save")):
         assert script.main([flag, str(tmp_path), "--device", "cpu"]) == 2
         (said,) = capsys.readouterr().err.splitlines()

@@ -167,7 +167,7 @@ def test_the_tables_of_large_models_are_those_of_its_numbers() -> None:
 def test_the_numbers_of_one_model_are_computed_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept: list[list[large.Row]] = []
+    kept: list[list[large.PlannedModelRow]] = []
     monkeypatch.setattr(large, "compute_missing_rows", kept.append)
     monkeypatch.setattr(large, "DOCUMENT", tmp_path / "large_models.md")
     large.DOCUMENT.write_text("", encoding="utf-8")

@@ -37,8 +37,8 @@ from files import temp_folders
 from files.atomic_writing import (
     check_can_write_file,
     check_can_write_folder,
-    write_file,
-    write_text,
+    write_file_atomically,
+    write_text_atomically,
 )
 from files.errors import FileError, WriteError
 from files.folder_lock import lock_folder
@@ -232,7 +232,7 @@ def test_places_that_cannot_be_written(option, what, place, reason, refused, tmp
 
 def test_a_link_to_itself_gives_way_to_the_file(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
-    write_text("the metrics", tmp_path / "loop", "rows")
+    write_text_atomically("the metrics", tmp_path / "loop", "rows")
     assert (tmp_path / "loop").read_text() == "rows"
 
 
@@ -276,11 +276,11 @@ def test_checks_leave_nothing_behind(tmp_path):
 
 def test_a_file_is_replaced_whole_or_stays(tmp_path, monkeypatch):
     path = tmp_path / "report.json"
-    write_text("the report", path, "first")
+    write_text_atomically("the report", path, "first")
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         with pytest.raises(WriteError, match="cannot write the report .*: full"):
-            write_text("the report", path, "second")
+            write_text_atomically("the report", path, "second")
     assert path.read_text() == "first"
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
 
@@ -339,14 +339,15 @@ def test_one_writer(tmp_path, refused):
 LEAVE = """
 import os, signal, sys
 from pathlib import Path
-from files.atomic_writing import write_file, write_folder
+from files.atomic_writing import write_file_atomically, write_folder_atomically
 
 def killed(draft):
     (draft / "part" if draft.is_dir() else draft).write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 
 kind, path = sys.argv[1:]
-{"file": write_file, "folder": write_folder}[kind]("the draft", Path(path), killed)
+write = {"file": write_file_atomically, "folder": write_folder_atomically}[kind]
+write("the draft", Path(path), killed)
 """
 
 
@@ -356,7 +357,7 @@ def test_a_draft_goes_when_its_process_is_gone(kind, tmp_path):
     folder = tmp_path / "packed"
     folder.mkdir()
     opens = (
-        lambda: write_text("x", folder / "x", ""),
+        lambda: write_text_atomically("x", folder / "x", ""),
         lambda: lock_folder(folder).__enter__(),
         lambda: lock_folder(tmp_path).__enter__(),
     )
@@ -376,10 +377,10 @@ def test_the_draft_of_a_living_process_stays(tmp_path):
     (tmp_path / f".{'1' * 16}.draft").write_text("a file")
 
     def write(draft: Path) -> None:
-        write_text("another", tmp_path / "other", "")
+        write_text_atomically("another", tmp_path / "other", "")
         draft.write_text("whole")
 
-    write_file("one", tmp_path / "one", write)
+    write_file_atomically("one", tmp_path / "one", write)
     assert (tmp_path / "one").read_text() == "whole"
     assert (tmp_path / "mine").is_dir()
     assert (tmp_path / f".{'1' * 16}.draft").is_file()
@@ -395,7 +396,7 @@ def test_a_draft_that_is_taken_before_it_is_locked_is_made_again(tmp_path, monke
         return opened(path)
 
     monkeypatch.setattr(temp_folders, "open_lock", slow)
-    write_text("one", tmp_path / "one", "whole")
+    write_text_atomically("one", tmp_path / "one", "whole")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 

@@ -15,7 +15,7 @@ import run_export
 import run_generation
 import run_validation
 from checkpoints import load_checkpoint
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from run.records.metrics_jsonl import read_metrics
 from tests import small_runs
 from tests.run.test_reference_logps import DPO
@@ -50,7 +50,7 @@ def first(trained: Path, tmp_path: Path) -> Path:
 
 def go_on(run: Path) -> None:
     """Delete the steps that there are, as a run does that keeps newer ones."""
-    for _, _, path in step_folders(run):
+    for _, _, path in list_step_folders(run):
         shutil.rmtree(path)
 
 

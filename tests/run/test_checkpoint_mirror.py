@@ -16,7 +16,7 @@ import pytest
 import run_finetuning
 from checkpoints import CheckpointStore, load_checkpoint, object_store_lease
 from checkpoints.object_store import RemoteRun
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from config.errors import ConfigError
 from run import checkpoint_mirror
 from run.checkpoint_mirror import CheckpointMirror
@@ -30,7 +30,7 @@ def steps_in(folder: Path, *steps: int) -> list[Path]:
     with CheckpointStore(folder) as store:
         for step in steps:
             store.save(step, {"a": np.full(9, step, np.float32)}, {}, wait=True)
-    return [step.path for step in reversed(step_folders(folder))]
+    return [step.path for step in reversed(list_step_folders(folder))]
 
 
 def test_steps_are_copied_behind_the_run(tmp_path, address):
@@ -181,7 +181,7 @@ def test_a_run_that_has_not_mirrored_its_last_step(tmp_path, executables, monkey
         assert "nothing to train" in capsys.readouterr().err
         assert [step.step for step in RemoteRun(address).steps()] == [2]
         object_store_lease.acquire_lease(
-            tmp_path / "other", RemoteRun(address), fresh=True
+            tmp_path / "other", RemoteRun(address), is_new_run=True
         )  # that run has ended
         assert run_finetuning.main(flags) == 2
     assert "has another run, that of" in capsys.readouterr().err
@@ -212,8 +212,8 @@ def test_a_run_goes_on_where_its_disk_is_gone(tmp_path, address, executables, mo
     )
     assert rows[7]["checkpoint/step"] == 8
     train("--steps", "8", "--save", "uninterrupted")
-    wanted = step_folders(tmp_path / "uninterrupted")[0].path
-    assert digests(step_folders(first.parent)[0].path) == digests(wanted)
+    wanted = list_step_folders(tmp_path / "uninterrupted")[0].path
+    assert digests(list_step_folders(first.parent)[0].path) == digests(wanted)
     assert RemoteRun(address).steps()[0].step == 8
 
     train("--steps", "10", "--load", address, "--save", "further")

@@ -8,7 +8,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 import run_finetuning
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from popxl._run.program import Program
 from tests.run.saved import digests
 from tests.small_runs import TRAINING, train
@@ -54,7 +54,7 @@ def test_the_last_checkpoint_is_left_and_a_run_resumes(monkeypatch, tmp_path, ca
     )
     assert train(folder, *STEPS) == 0
     assert train(Path("whole"), *STEPS) == 0
-    ends = [step_folders(path)[0] for path in (folder, Path("whole"))]
+    ends = [list_step_folders(path)[0] for path in (folder, Path("whole"))]
     assert [end.step for end in ends] == [4, 4]
     assert digests(ends[0].path) == digests(ends[1].path)
 

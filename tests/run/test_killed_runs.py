@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import run_finetuning
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from run.records.metrics_jsonl import StepMetrics, read_metrics
 from tests.run.saved import digests, flip_in
 from tests.small_runs import GPTJ, RATE, TRAINING, few_examples, finetuning
@@ -124,7 +124,7 @@ class Lives:
         while not said or not said[-1].startswith("step "):
             said.append(first.readline())
             assert said[-1], said
-        while len(step_folders(self.folder)) < 2 or (further and self.good()[0] == newest):
+        while len(list_step_folders(self.folder)) < 2 or (further and self.good()[0] == newest):
             time.sleep(0.01)
         time.sleep(seconds)
         if number == signal.SIGHUP:
@@ -158,7 +158,7 @@ class Lives:
     def _look(self) -> None:
         self.while_saving += any(p.name.startswith(".") for p in self.folder.iterdir())
         self.rows += read_metrics(self.folder / "metrics.jsonl")
-        for _, step, path in step_folders(self.folder):
+        for _, step, path in list_step_folders(self.folder):
             if path in self.spoiled:
                 continue
             self.saved.setdefault(step, []).append(digests(path))
@@ -166,14 +166,14 @@ class Lives:
     def good(self) -> tuple[int | None, int | None]:
         """The step of the newest good checkpoint, and that of the damaged one before which it must
         be looked for, if there is one."""
-        folders = step_folders(self.folder)
+        folders = list_step_folders(self.folder)
         damaged = [f.step for f in folders[:1] if f.path in self.spoiled]
         steps = [f.step for f in folders if f.path not in self.spoiled]
         return steps[0] if steps else None, damaged[0] if damaged else None
 
     def spoil(self, how: Callable[[Path], None]) -> None:
         """Damage the newest checkpoint."""
-        newest = step_folders(self.folder)[0].path
+        newest = list_step_folders(self.folder)[0].path
         how(newest)
         self.spoiled.add(newest)
 
@@ -219,7 +219,7 @@ def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
         for run in lives.start(folder, *flags):
             errors = run.communicate()[1]
             assert run.returncode == 0, errors
-    reference = {step: digests(path) for _, step, path in step_folders(folder)}
+    reference = {step: digests(path) for _, step, path in list_step_folders(folder)}
     for step, found in lives.saved.items():
         assert all(one == reference[step] for one in found), f"step {step} differs"
     rows = {row["step"]: row for row in read_metrics(folder / "metrics.jsonl")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from tests.run.saved import digests
 from tests.small_runs import finetuning
 
@@ -40,22 +40,22 @@ def test_64_replicas_in_8_processes_go_on_bit_for_bit(tmp_path):
     ended(start(tmp_path / "whole", executables))
     print(f"{STEPS} steps, each saved, after {time.monotonic() - begin:.0f} s")
     runs = start(tmp_path / "killed", executables)
-    while not step_folders(tmp_path / "killed"):
+    while not list_step_folders(tmp_path / "killed"):
         time.sleep(0.05)
         assert all(run.poll() is None for run in runs)
     runs[3].kill()
     for run in runs:
         run.communicate(timeout=600)
-    saved = step_folders(tmp_path / "killed")[0].step
+    saved = list_step_folders(tmp_path / "killed")[0].step
     print(f"killed after step {saved}, {time.monotonic() - begin:.0f} s")
     assert saved < STEPS
     ended(start(tmp_path / "killed", executables))
     print(f"continued to the end after {time.monotonic() - begin:.0f} s")
     whole, killed = (
-        {f.step: digests(f.path) for f in step_folders(tmp_path / name)}
+        {f.step: digests(f.path) for f in list_step_folders(tmp_path / name)}
         for name in ("whole", "killed")
     )
     assert whole.keys() == killed.keys() == set(range(1, STEPS + 1))
     assert whole == killed
-    for folder in step_folders(tmp_path / "whole"):
+    for folder in list_step_folders(tmp_path / "whole"):
         assert (folder.path / "manifest.json").stat().st_size < 2**20

@@ -14,7 +14,7 @@ import pytest
 
 from checkpoints import load_checkpoint
 from checkpoints.safetensors_files import sha256_of_array
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from tests.children import PYTHON_PATH
 from tests.run.processes import train
 from tests.run.saved import digests, flip_in
@@ -115,9 +115,9 @@ def test_damage_that_one_process_finds_leads_both_to_the_step_before(tmp_path):
     seen: dict[int, dict[str, str]] = {}
     for steps in (4, 6, 6):
         said = ended(finetuning(2, tmp_path / "executables", *flags, "--steps", str(steps)))
-        newest = step_folders(folder)[0]
+        newest = list_step_folders(folder)[0]
         assert newest.step == steps
-        found = {f.step: digests(f.path) for f in reversed(step_folders(folder))}
+        found = {f.step: digests(f.path) for f in reversed(list_step_folders(folder))}
         assert all(seen[step] == found[step] for step in seen.keys() & found.keys())
         if seen:
             last = max(seen)

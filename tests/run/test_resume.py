@@ -13,7 +13,7 @@ from checkpoints import (
     CheckpointError,
     CheckpointStore,
     CheckpointWarning,
-    DamagedError,
+    DamagedCheckpointError,
     TensorFiles,
 )
 from checkpoints.safetensors_files import StoredTensor
@@ -169,12 +169,12 @@ def test_a_damaged_file_of_a_model_has_no_step_before(steps, tmp_path, monkeypat
     weight_map = get_family(steps).weight_map(steps)
     write_hf_directory(tmp_path / "hf", weight_map.init_weights(7), {})
     monkeypatch.setattr(StoredTensor, "read_into", _fails)
-    with pytest.raises(DamagedError, match="no such device"):
+    with pytest.raises(DamagedCheckpointError, match="no such device"):
         read_weights(replace(steps, checkpoint=replace(steps.checkpoint, load=f"{tmp_path}/hf")))
 
 
 def _fails(*_: object) -> None:
-    raise DamagedError("no such device")
+    raise DamagedCheckpointError("no such device")
 
 
 def pretrained() -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints import load_checkpoint
-from checkpoints.step_folders import step_folders
+from checkpoints.step_folders import list_step_folders
 from tests.run.saved import digests
 from tests.small_runs import GPTJ, RATE, finetuning
 
@@ -68,7 +68,7 @@ def whole(executables, tmp_path_factory) -> dict[int, dict[str, str]]:
     """The steps of a run that nothing disturbs."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     ended(start(folder, executables))
-    return {f.step: digests(f.path) for f in step_folders(folder)}
+    return {f.step: digests(f.path) for f in list_step_folders(folder)}
 
 
 @pytest.mark.slow
@@ -97,6 +97,6 @@ def test_a_signal_to_all_processes(moment, number, whole, executables, tmp_path)
         assert load_checkpoint(folder).step < STEPS
     assert not [path for path in folder.glob("*") if path.name.startswith(".draft")]
     ended(start(folder, executables))
-    found = {f.step: digests(f.path) for f in step_folders(folder)}
+    found = {f.step: digests(f.path) for f in list_step_folders(folder)}
     assert set(whole) <= set(found)
     assert all(found[step] == whole[step] for step in whole)

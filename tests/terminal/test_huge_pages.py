@@ -57,7 +57,7 @@ def ran(script: Path, *arguments: str) -> tuple[int, list]:
 
 
 @pytest.mark.skipif(
-    not huge_pages._is_effective(), reason="the system has no huge pages to ask for"
+    not huge_pages._has_huge_pages_on_request(), reason="the system has no huge pages to ask for"
 )
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_script_that_runs_models_starts_anew(alone, tmp_path):
@@ -68,7 +68,7 @@ def test_a_script_that_runs_models_starts_anew(alone, tmp_path):
 
 
 @pytest.mark.skipif(
-    not huge_pages._is_effective(), reason="the system has no huge pages to ask for"
+    not huge_pages._has_huge_pages_on_request(), reason="the system has no huge pages to ask for"
 )
 def test_so_does_a_script_whose_main_is_elsewhere(tmp_path):
     (tmp_path / "elsewhere.py").write_text(SCRIPT.format(alone=False))
@@ -91,7 +91,7 @@ def test_it_goes_on_as_it_is_where_programs_may_not_be_started(monkeypatch):
         raise PermissionError
 
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    monkeypatch.setattr(huge_pages, "_is_effective", lambda: True)
+    monkeypatch.setattr(huge_pages, "_has_huge_pages_on_request", lambda: True)
     monkeypatch.setattr(sys, "argv", [__file__])
     monkeypatch.setattr(os, "execve", refused)
     restart_with_huge_pages()
@@ -103,4 +103,4 @@ def test_a_system_without_huge_pages_is_left_alone(monkeypatch, tmp_path):
         if setting is not None:
             path.write_text(setting)
         monkeypatch.setattr(huge_pages, "_SETTING", path)
-        assert not huge_pages._is_effective()
+        assert not huge_pages._has_huge_pages_on_request()
