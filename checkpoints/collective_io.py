@@ -100,7 +100,7 @@ def is_transient(error: Exception) -> bool:
 
 @contextmanager
 def raise_damage_on_all_processes() -> Iterator[None]:
-    """A context that raises DamagedCheckpointError on all processes if one process raises it inside.
+    """Context that raises DamagedCheckpointError on all processes if one raises it inside.
 
     Collective: all processes enter and leave it.
     """

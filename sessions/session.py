@@ -134,7 +134,7 @@ class ModelSession:
         """Copy the weights to the devices.
 
         Raises:
-            DamagedCheckpointError: on all processes, if one of them reads damaged values from a file.
+            DamagedCheckpointError: on all processes, if one reads damaged values from a file.
         """
         with ExitStack() as stack:
             with raise_damage_on_all_processes():
