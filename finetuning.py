@@ -72,7 +72,7 @@ class TrainingThroughput:
     disk_read: float
     disk_written: float
     planned_host_bytes: int
-    os_kernel_time_fraction: float
+    kernel_fraction: float
     seconds_besides_disk: float | None
     loss: float
     machine: MachineUse

@@ -90,7 +90,7 @@ class AccumulationRun:
     micro_batches: int
     seconds: float
     reduced: int
-    list_reductions: int
+    reductions: int
     losses: list[float]
 
 

@@ -36,8 +36,8 @@ def test_both_ways_train_alike_and_one_reduces_once():
     assert local.losses[-1] < local.losses[0]
     big = programs.AccumulationProgram(SIZE, "local", 1, popxl.Ir(replication=2))
     nbytes, count = programs.list_reductions(big.ir)
-    assert (local.list_reductions, local.reduced) == (count, nbytes)
-    assert (naive.list_reductions, naive.reduced) == (4 * count, 4 * nbytes)
+    assert (local.reductions, local.reduced) == (count, nbytes)
+    assert (naive.reductions, naive.reduced) == (4 * count, 4 * nbytes)
 
 
 @pytest.mark.slow
