@@ -83,7 +83,7 @@ def test_presets_are_measured_beside_the_timeline(
     assert host["loads_apart"] > 0
     said = capsys.readouterr().err
     assert "placement: " in said
-    assert "activations are kept by Block" in said
+    assert "activations saved by GPTJBlock" in said
     moved = [each.metrics["predicted"]["exposed_transfers"] for each in found[:2]]
     assert moved[0] <= moved[1]
     assert placed.keys() == host.keys()
