@@ -129,6 +129,11 @@ class BartModel(ModelSection):
         return self.forced_bos_token_id, self.forced_eos_token_id
 
     @property
+    def suppressed_token_ids(self) -> tuple[int, ...]:
+        # Marian's files have a padding token that its training did not.
+        return (self.pad_token_id,) if self.model_type == "marian" else ()
+
+    @property
     def has_dropout(self) -> bool:
         return max(self.dropout_prob, self.attention_dropout, self.activation_dropout) > 0
 

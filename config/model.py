@@ -145,6 +145,11 @@ class ModelSection(ConfigSection):
         return None, None
 
     @property
+    def suppressed_token_ids(self) -> tuple[int, ...]:
+        """Token ids that are never generated."""
+        return ()
+
+    @property
     def start_token_id(self) -> int | None:
         """Token id that generation starts with; None means the padding token."""
         return None

@@ -27,6 +27,7 @@ class SpecialTokenIds:
             `pad_token_id`.
         forced_token_ids: the first token of every sequence, and the last one of a sequence of full
             length; None: no token is forced.
+        suppressed_token_ids: tokens that are never generated.
     """
 
     eos_token_id: int
@@ -34,6 +35,7 @@ class SpecialTokenIds:
     extra_eos_token_ids: tuple[int, ...] = ()
     start_token_id: int | None = None
     forced_token_ids: tuple[int | None, int | None] = (None, None)
+    suppressed_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def from_model_config(cls, model_config: ModelSection) -> SpecialTokenIds:
@@ -42,6 +44,7 @@ class SpecialTokenIds:
             model_config.extra_eos_token_ids,
             model_config.start_token_id,
             model_config.forced_token_ids,
+            model_config.suppressed_token_ids,
         )
         return cls(model_config.eos_token_id, model_config.pad_token_id, *extra)
 
@@ -78,14 +81,18 @@ class SearchContext:
     def process_scores(
         self, scores: Tensor, position: Tensor, generated: Tensor, history: list[Tensor]
     ) -> Tensor:
-        """Apply logits processors and forced tokens: (sequences, local vocabulary) -> same shape.
+        """Apply logits processors, suppressed and forced tokens.
 
-        A forced token gets the score 0 and all others -inf, as in transformers. Arguments as for
+        (sequences, local vocabulary) -> same shape. A suppressed token gets the score -inf; a
+        forced one gets 0 and all others -inf, as in transformers. Arguments as for
         `LogitsProcessors.process_scores`.
         """
         scores = self.logits_processors.process_scores(
             scores, position, generated, history, self.groups
         )
+        for token in self.special_tokens.suppressed_token_ids:
+            suppressed = self._is_column(popxl.constant(token, popxl.int32), scores.shape[1])
+            scores = ops.where(suppressed, popxl.constant(-np.inf, popxl.float32), scores)
         for forced_position, token in zip(
             (0, self.length - 1), self.special_tokens.forced_token_ids, strict=True
         ):
@@ -107,11 +114,15 @@ class SearchContext:
 
     def _one_token(self, token: Tensor, local_size: int) -> Tensor:
         """Scores that allow one token only: float32 (1 or sequences, local vocabulary)."""
+        zero, forbidden = (popxl.constant(x, popxl.float32) for x in (0.0, -np.inf))
+        return ops.where(self._is_column(token, local_size), zero, forbidden)
+
+    def _is_column(self, token: Tensor, local_size: int) -> Tensor:
+        """Mask of a token in the scores: bool (1 or sequences, local vocabulary)."""
         columns: Tensor = popxl.constant(np.arange(local_size)[None], popxl.int32, "columns")
         if self.groups.tensor_parallel > 1:
             columns = columns + self.groups.tp_rank() * local_size
-        zero, forbidden = (popxl.constant(x, popxl.float32) for x in (0.0, -np.inf))
-        return ops.where(ops.equal(columns, token), zero, forbidden)
+        return ops.equal(columns, token)
 
 
 class SearchStepResult(NamedTuple):

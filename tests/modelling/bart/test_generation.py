@@ -52,6 +52,10 @@ def model_of(kind: str) -> Any:
     settings = SIZES | KINDS[kind]
     for name in DECODER_TOKENS:
         setattr(model.generation_config, name, settings[name])
+    if settings["model_type"] == "marian":  # as its generation_config.json, for a likely padding
+        model.generation_config.bad_words_ids = [[PAD]]
+        with torch.no_grad():
+            model.final_logits_bias[0, PAD] += 9
     return model
 
 
