@@ -21,9 +21,9 @@ from config.flags import UnusedFields
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.model_family import get_family
-from planning.hardware.disk_offload import process_bytes
+from planning.hardware.disk_offload import host_bytes_per_process
 from planning.requirements import finetuning_requirements
-from run.generated_data_benchmark import MachineUse, report_throughput
+from run.generated_data_benchmark import FlopsUtilization, report_throughput
 from run.records.throughput import peak_host_bytes
 from sessions.training import StepResult
 from sessions.training import TrainingSession as TrainingSession
@@ -75,7 +75,7 @@ class TrainingThroughput:
     kernel_fraction: float
     seconds_besides_disk: float | None
     loss: float
-    machine: MachineUse
+    machine: FlopsUtilization
 
 
 def measure_throughput(
@@ -122,7 +122,7 @@ def measure_throughput(
             with without_disk():
                 besides_disk = min(train_step(run)[0] for run in range(runs + 1, runs + 3))
     per_step, memory = statistics.median(seconds), model.session.memory_use()
-    use = MachineUse.measure(config, finetuning_requirements, samples / per_step)
+    use = FlopsUtilization.measure(config, finetuning_requirements, samples / per_step)
     return TrainingThroughput(
         samples,
         startup,
@@ -135,7 +135,7 @@ def measure_throughput(
         memory.disk,
         (after.read - before.read) / (runs * iterations),
         (after.written - before.written) / (runs * iterations),
-        process_bytes(memory, config.num_replicas),
+        host_bytes_per_process(memory, config.num_replicas),
         in_kernel,
         besides_disk,
         results[-1].loss,

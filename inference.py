@@ -22,7 +22,7 @@ from config.flags import UnusedFields
 from config.sections import RunConfig
 from modelling.model_family import get_family
 from planning.requirements import generation_requirements
-from run.generated_data_benchmark import MachineUse, report_throughput
+from run.generated_data_benchmark import FlopsUtilization, report_throughput
 from sessions.generation import GenerationSession as GenerationSession
 from terminal.entry_point import entry_point
 
@@ -60,7 +60,7 @@ class GenerationThroughput:
     seconds_per_run: float
     samples_per_second: float
     tokens_per_second: float
-    machine: MachineUse
+    machine: FlopsUtilization
 
 
 def measure_throughput(config: RunConfig, runs: int) -> GenerationThroughput:
@@ -90,7 +90,7 @@ def measure_throughput(config: RunConfig, runs: int) -> GenerationThroughput:
         per_run,
         samples / per_run,
         np.count_nonzero(tokens) / per_run,
-        MachineUse.measure(config, generation_requirements, samples / per_run),
+        FlopsUtilization.measure(config, generation_requirements, samples / per_run),
     )
 
 

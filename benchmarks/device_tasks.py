@@ -38,7 +38,7 @@ from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from planning.hardware.local_machine import machine_from_table, measure_local_machine
 from planning.hardware.machines import Machine, machine
-from planning.hardware.matrix_rate import matrix_rate
+from planning.hardware.matrix_rate import measure_matmul_rate
 from planning.hardware.memory_check import NotEnoughMemoryError, check_lower_bound, host_memory
 from planning.report import make_report
 from planning.requirements import Requirements, finetuning_requirements, generation_requirements
@@ -173,7 +173,9 @@ def _describe_machine(device: DeviceDesc) -> Metrics:
 
 def measure_matmul_task(args: argparse.Namespace) -> Metrics:
     """Measure the FLOP/s of large matrix multiplications in bfloat16 or FP8."""
-    rate = matrix_rate(args.device, popxl.bfloat16, size=args.size, products=8, fp8=args.fp8)
+    rate = measure_matmul_rate(
+        args.device, popxl.bfloat16, size=args.size, products=8, fp8=args.fp8
+    )
     return {"measured": {"flops": rate}, "of": "float8" if args.fp8 else "bfloat16"}
 
 

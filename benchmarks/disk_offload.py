@@ -29,11 +29,11 @@ from files.atomic_writing import write_text_atomically
 from finetuning import measure_throughput
 from finetuning import summary as summary_of
 from modelling.model_family import get_family
-from planning.hardware.disk_offload import process_bytes
-from planning.hardware.local_machine import disk_rates
+from planning.hardware.disk_offload import host_bytes_per_process
+from planning.hardware.local_machine import measure_disk_rates
 from planning.hardware.machines import machine
 from planning.hardware.resource_errors import explain_resource_errors
-from planning.requirements import finetuning_requirements, plan_on
+from planning.requirements import finetuning_requirements, plan_on_machine
 from popxl._storage.scratch_files import ScratchFile
 from run.records.throughput import peak_host_bytes
 from sessions.generation import GenerationSession
@@ -190,7 +190,7 @@ def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any
         "disk_bytes": memory.disk,
         "disk_read": (traffic[-1].read - traffic[0].read) / runs,
         "disk_written": (traffic[-1].written - traffic[0].written) / runs,
-        "planned_host_bytes": process_bytes(memory, config.num_replicas),
+        "planned_host_bytes": host_bytes_per_process(memory, config.num_replicas),
         "peak_host_bytes": peak_host_bytes(),
     }
 
@@ -216,8 +216,8 @@ def _disk_time_lower_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dic
     The bound is the longer of a step without disk requests and its traffic at the disk's rate.
     """
     roomy = replace(machine("laptop"), host_memory=1e15)  # the configuration has the limit
-    requirements = plan_on(finetuning_requirements(config), roomy)
-    read, write = disk_rates(config.execution.disk or ".")
+    requirements = plan_on_machine(finetuning_requirements(config), roomy)
+    read, write = measure_disk_rates(config.execution.disk or ".")
     disk = metrics["disk_read"] / read + metrics["disk_written"] / write
     bound = max(metrics["seconds_besides_disk"], disk)
     return {

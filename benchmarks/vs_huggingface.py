@@ -40,7 +40,7 @@ from benchmarks.implementations import (
 from config.errors import UserError
 from config.sections import RunConfig
 from huggingface.torch_model import require_torch
-from planning.hardware.matrix_rate import matrix_rate
+from planning.hardware.matrix_rate import measure_matmul_rate
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import parse_count_option
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if line.options.program is not None:
         _serve_program(line)
         return
-    rate, work = matrix_rate(), line.options.work
+    rate, work = measure_matmul_rate(), line.options.work
     results = {
         kind: _compare_programs(kind, argv, line, rate)
         for kind in (WORK if work == "both" else [work])

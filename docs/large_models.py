@@ -33,7 +33,7 @@ from docs.tables import format_markdown_table
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
 from planning.parallel_layouts import list_layouts
-from planning.report import Report
+from planning.report import PlanReport
 from planning.report_text import format_two_digits
 
 DOCUMENT = Path(__file__).with_suffix(".md")
@@ -142,7 +142,7 @@ def compute_row(model: str, machine_title: str) -> PlannedModelRow:
     return _row_from_report(model, machine_title, plan_best_training(preset, ways, target))
 
 
-def _row_from_report(model: str, machine_title: str, report: Report) -> PlannedModelRow:
+def _row_from_report(model: str, machine_title: str, report: PlanReport) -> PlannedModelRow:
     requirements, e = report.requirements, report.requirements.config.execution
     shares = {name: needed for name, (needed, _) in report.memory_use.items()}
     kinds = [] if requirements.placement is None else requirements.placement.kinds

@@ -24,7 +24,7 @@ from planning.simulated_step_times import (
     plan_best_layout,
     step_table_row,
 )
-from planning.speed_advice import with_advice
+from planning.speed_advice import with_speed_advice
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "planning.md"
@@ -69,7 +69,7 @@ def rewrite_tables(text: str) -> str:
 def _plan_summary(preset: str, devices: int, machine: str) -> str:
     """Returns the first lines of a preset's plan on a machine, without the placement."""
     programs = VariantCache()
-    report = with_advice(plan_best_layout(preset, machine, devices, programs), programs)
+    report = with_speed_advice(plan_best_layout(preset, machine, devices, programs), programs)
     return format_report(report).partition("\nplacement ")[0]
 
 

@@ -29,7 +29,7 @@ def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
     if config.execution.io_tiles is not None:
         ir._pb_ir.getSessionOptions().numIOTiles = config.execution.io_tiles
     with ir.main_graph, use_run_config(config), fp8_layer_context(config):
-        yield ir, ParallelGroups.current(config.execution.tensor_parallel)
+        yield ir, ParallelGroups.from_current_ir(config.execution.tensor_parallel)
     apply_pre_alias_patterns(ir, level="default")
     if config.execution.available_memory_proportion is not None:
         addons.set_available_memory_proportion_by_ipu(

@@ -37,7 +37,7 @@ from data.seq2seq import SEQ2SEQ
 from data.task import Split
 from modelling.devices import resolve_device_desc
 from modelling.model_family import get_family
-from planning.expert_group_count import min_groups
+from planning.expert_group_count import min_expert_groups
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.memory_check import host_memory
@@ -84,7 +84,7 @@ MIN_GAIN = 0.02
 
 
 @dataclass(frozen=True)
-class Devices:
+class AvailableDevices:
     """Platform, number and memory of the devices for which automatic settings are chosen.
 
     Attributes:
@@ -102,7 +102,7 @@ class Devices:
     machine: Machine | None = None
 
     @classmethod
-    def from_machine(cls, machine: Machine) -> Devices:
+    def from_machine(cls, machine: Machine) -> AvailableDevices:
         """Return the devices of one host of a machine in the hardware table."""
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
@@ -111,7 +111,7 @@ class Devices:
         return cls(machine.platform, bfloat16, count, machine.usable_bytes, target_machine)
 
     @classmethod
-    def local(cls, config: RunConfig) -> Devices:
+    def from_local_machine(cls, config: RunConfig) -> AvailableDevices:
         """Return the devices of this computer that a configuration selects.
 
         Raises:
@@ -148,7 +148,7 @@ class AutoConfig:
     """
 
     settings: LayeredConfig
-    devices: Devices
+    devices: AvailableDevices
     target_micro_batch: int | None = None
     simulated: Mapping[int, float] = field(default_factory=dict)
 
@@ -212,16 +212,20 @@ def resolve_auto_fields(
         splits = (*splits, "validation")
     programs = programs or VariantCache()
     with explain_resource_errors(line.preset, line.config):
-        devices = Devices.local(line.config) if machine is None else Devices.from_machine(machine)
+        devices = (
+            AvailableDevices.from_local_machine(line.config)
+            if machine is None
+            else AvailableDevices.from_machine(machine)
+        )
         choices = AutoConfig(settings, devices if count is None else replace(devices, count=count))
         if settings.has_auto_fields:
             choices = _choose_auto_fields(
                 choices, splits, trains, data_cache or DataCache(), answers
             )
         if shares:
-            choices = _with_layout(choices, line.preset, programs)
+            choices = _with_parallel_layout(choices, line.preset, programs)
         if settings.has_auto_fields and trains:
-            choices = _with_micro_batch(choices, programs)
+            choices = _with_micro_batch_size(choices, programs)
     if summary := _format_auto_values(choices, trains):
         say(summary)
     return replace(line, config=choices.config, settings=choices.settings)
@@ -246,10 +250,12 @@ def _choose_auto_fields(
         choices = choices.with_values(
             **_finetuning_defaults(choices.config, sample_format, is_plain)
         )
-    choices = _with_batch(choices, sample_format, lengths if trains else None, lengths is not None)
+    choices = _with_batch_size(
+        choices, sample_format, lengths if trains else None, lengths is not None
+    )
     if not trains:
         return choices
-    groups = min_groups(choices.config, choices.devices.memory)
+    groups = min_expert_groups(choices.config, choices.devices.memory)
     return choices.with_values(execution__expert_groups=groups)
 
 
@@ -270,14 +276,14 @@ def _with_training_lengths(
     )
     multiple = length_multiple(config)
 
-    def round_to_multiple(tokens: int) -> int:
+    def round_up_to_multiple(tokens: int) -> int:
         """Round tokens up to a multiple of `multiple`, within `limit`."""
         return max(min(ceil(tokens / multiple) * multiple, limit // multiple * multiple), multiple)
 
-    new_tokens = round_to_multiple(
+    new_tokens = round_up_to_multiple(
         min(DEFAULT_NEW_TOKENS, limit // 2) if lengths is None else lengths.target
     )
-    sequence_length = round_to_multiple(
+    sequence_length = round_up_to_multiple(
         (limit - new_tokens) if lengths is None else lengths.longest
     )
     fields = {
@@ -360,7 +366,7 @@ def _finetuning_defaults(
     }
 
 
-def _with_batch(
+def _with_batch_size(
     choices: AutoConfig, sample_format: SampleFormat, lengths: LengthStats | None, measured: bool
 ) -> AutoConfig:
     """Set the global batch size, the micro-batch size and the data parallelism.
@@ -375,13 +381,13 @@ def _with_batch(
         batch_size = choices.config.training.global_batch_size
     dp = e.data_parallel
     if "execution.data_parallel" not in set_names:
-        dp = _data_parallel_copies(choices, batch_size)
+        dp = _max_data_parallel(choices, batch_size)
     per_replica = (batch_size or _default_batch_size(choices.config, lengths)) // dp or 1
     if "execution.micro_batch_size" in set_names:
         micro = e.micro_batch_size
         per_replica = max(per_replica // micro, 1) * micro
     else:
-        limit = _max_micro_batch(choices, sample_format, measured)
+        limit = _max_micro_batch_size(choices, sample_format, measured)
         choices = replace(choices, target_micro_batch=limit)
         per_replica = per_replica if batch_size else 1 << per_replica.bit_length() - 1
         micro = largest_divisor(per_replica, limit)
@@ -392,7 +398,7 @@ def _with_batch(
     )
 
 
-def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> AutoConfig:
+def _with_parallel_layout(choices: AutoConfig, name: str, programs: VariantCache) -> AutoConfig:
     """Set the data and tensor parallelism with the fastest simulated step that fits, and print it.
 
     Without simulated steps it is data parallel, as far as the batch divides.
@@ -428,7 +434,7 @@ def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> Auto
     return replace(choices, settings=settings)
 
 
-def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig:
+def _with_micro_batch_size(choices: AutoConfig, programs: VariantCache) -> AutoConfig:
     """Set another micro-batch size if its simulated step is faster by at least `MIN_GAIN`.
 
     Larger micro-batches read weights less often, and take memory that could hold state. Larger ones
@@ -447,15 +453,15 @@ def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig
     )
     per_replica = config.gradient_accumulation * default_size
 
-    def seconds(n: int) -> float:
+    def simulate_seconds(n: int) -> float:
         candidate = choices.with_values(execution__micro_batch_size=n).config
         return _simulated_seconds(candidate, target_machine, programs)
 
-    runs = {default_size: seconds(default_size)}
+    runs = {default_size: simulate_seconds(default_size)}
     for n in (2 * default_size, 4 * default_size):
         if per_replica % n or runs[n // 2] == inf:  # larger ones do not fit either
             break
-        runs[n] = seconds(n)
+        runs[n] = simulate_seconds(n)
         if runs[n] >= runs[n // 2]:
             break
     if (
@@ -463,7 +469,7 @@ def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig
         and per_replica % half_size == 0
         and runs.get(2 * default_size, inf) >= runs[default_size]
     ):
-        runs[half_size] = seconds(half_size)
+        runs[half_size] = simulate_seconds(half_size)
     best = min(runs, key=runs.__getitem__)
     if runs[best] > (1 - MIN_GAIN) * runs[default_size]:
         best = default_size
@@ -499,7 +505,7 @@ def _default_batch_size(config: RunConfig, lengths: LengthStats | None) -> int:
     return size
 
 
-def _data_parallel_copies(choices: AutoConfig, batch: int | None) -> int:
+def _max_data_parallel(choices: AutoConfig, batch: int | None) -> int:
     """Return the data parallelism: the largest divisor of `batch` that the devices allow."""
     limit = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
     if batch is None:
@@ -507,7 +513,7 @@ def _data_parallel_copies(choices: AutoConfig, batch: int | None) -> int:
     return largest_divisor(batch, limit)
 
 
-def _max_micro_batch(choices: AutoConfig, sample_format: SampleFormat, measured: bool) -> int:
+def _max_micro_batch_size(choices: AutoConfig, sample_format: SampleFormat, measured: bool) -> int:
     """Return the micro-batch size that keeps a device busy within a quarter of its memory."""
     config, length = choices.config, choices.config.model.sequence_length
     if not measured:
@@ -531,7 +537,7 @@ def _bytes_per_sample(config: RunConfig, sample_format: SampleFormat) -> float:
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 
 
-def _format_simulated(choices: AutoConfig) -> str:
+def _format_simulated_step(choices: AutoConfig) -> str:
     """Format the simulated samples per second of each micro-batch size, for a message."""
     if not choices.simulated:
         return ""
@@ -544,7 +550,7 @@ def _format_auto_values(choices: AutoConfig, trains: bool) -> str | None:
     c, chosen = choices.config, choices.settings.effective_auto_values
     items = [
         text
-        for fields, text in _auto_value_texts(c, trains, _format_simulated(choices))
+        for fields, text in _auto_value_texts(c, trains, _format_simulated_step(choices))
         if fields & chosen.keys()
     ]
     return f"chosen: {', '.join(items)} (flags change it)" if items else None

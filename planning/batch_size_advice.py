@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from config.config_sources import BATCH
-from planning.parallel_layouts import ParallelLayout, list_layouts, promising_layouts
+from planning.parallel_layouts import ParallelLayout, list_layouts, select_promising_layouts
 from planning.placement_search import run_trial, search_placement
 from planning.program_variants import VariantCache
-from planning.report import LargerBatch, Report
+from planning.report import LargerBatchAdvice, PlanReport
 from planning.requirements import tokens_per_sample
 
 FACTORS = 4, 16
@@ -25,8 +25,8 @@ TARGET_TOKENS = 2**14
 
 
 def with_batch_advice(
-    report: Report, programs: VariantCache, has_explicit_layout: bool = False
-) -> Report:
+    report: PlanReport, programs: VariantCache, has_explicit_layout: bool = False
+) -> PlanReport:
     """Return a copy of a plan that advises the smallest batch size to keep the devices busy.
 
     Args:
@@ -42,7 +42,7 @@ def with_batch_advice(
         micro = None if has_explicit_layout else max(TARGET_TOKENS // tokens_per_sample(config), 1)
         configs = list_layouts(larger, config.num_replicas, micro)
         configs = [c for c in configs if not has_explicit_layout or c.execution == config.execution]
-        fastest = promising_layouts(configs, machine, programs)[0]
+        fastest = select_promising_layouts(configs, machine, programs)[0]
         if not fastest.fits:
             break
         layouts.append(fastest)
@@ -54,4 +54,6 @@ def with_batch_advice(
     best = search_placement(programs.variants(advised, machine.target), advised, machine).best
     gain = FACTORS[index - 1] * report.expected_seconds / best.seconds
     batch = advised.training.global_batch_size
-    return report if gain < MIN_GAIN else replace(report, larger_batch=LargerBatch(batch, gain))
+    return (
+        report if gain < MIN_GAIN else replace(report, larger_batch=LargerBatchAdvice(batch, gain))
+    )

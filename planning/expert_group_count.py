@@ -12,26 +12,26 @@ MEMORY_SHARE = 1 / 4
 """Fraction of a device's memory that a group may take."""
 
 
-def active_bytes(config: RunConfig) -> float:
+def active_expert_bytes(config: RunConfig) -> float:
     """Estimate the device bytes that one group of a layer's experts takes in training."""
     e = config.execution
     return BYTES_PER_WEIGHT * config.expert_weights() / e.tensor_parallel / e.expert_groups
 
 
-def min_groups(config: RunConfig, memory: float) -> int:
+def min_expert_groups(config: RunConfig, memory: float) -> int:
     """Return the smallest number of expert groups that fit their share of `memory` bytes.
 
     It is 1 for models whose experts cannot be streamed.
     """
     if not config.can_group_experts:
         return 1
-    total = active_bytes(config) * config.execution.expert_groups
+    total = active_expert_bytes(config) * config.execution.expert_groups
     required = total / (MEMORY_SHARE * memory)
     return next(n for n in range(1, config.experts + 1)
                 if config.experts % n == 0 and n >= min(required, config.experts))  # fmt: skip
 
 
-def next_groups(config: RunConfig) -> int | None:
+def next_expert_group_count(config: RunConfig) -> int | None:
     """Return the next larger number of expert groups, at least doubled; None at the maximum."""
     groups = config.execution.expert_groups
     if not config.can_group_experts:

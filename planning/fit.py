@@ -24,7 +24,7 @@ from planning.config_loader import CONFIG_LOADER
 from planning.hardware.machines import Machine, machine, machines
 from planning.hardware.resource_errors import explain_resource_errors
 from planning.plan_options import add_devices_option
-from planning.report import Report
+from planning.report import PlanReport
 from planning.report_text import format_batch_advice, format_bytes, format_state_advice
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.fit_search import plan_best_training, plan_generation
     from planning.hardware.local_machine import measure_local_machine
     from planning.program_variants import VariantCache
-    from planning.speed_advice import with_advice
+    from planning.speed_advice import with_speed_advice
 
     config, options = line.config, line.options
     with explain_resource_errors(line.preset, config):
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         config = line.config
         report = plan_best_training(line.preset, [config], target, programs)
-        report = with_advice(report, programs, line.settings.has_explicit_layout)
+        report = with_speed_advice(report, programs, line.settings.has_explicit_layout)
         generation = plan_generation(line.preset, config, target)
     print("\n".join(format_fit(report, options.tokens)))
     print("\n".join(format_generation(generation)))
@@ -131,7 +131,7 @@ def _parse_tokens(text: str) -> float:
 
 
 # ---- output -------------------------------------------------------------------------------------
-def format_fit(report: Report, tokens: float) -> list[str]:
+def format_fit(report: PlanReport, tokens: float) -> list[str]:
     """Format the plan of training on `tokens` tokens as lines of text."""
     requirements, c = report.requirements, report.requirements.config
     e = c.execution
@@ -146,7 +146,8 @@ def format_fit(report: Report, tokens: float) -> list[str]:
     ]
     if requirements.placement is not None:
         lines.append(
-            f"placement   on each device, all the time: {_format_resident(requirements.placement)}"
+            "placement   on each device, all the time: "
+            f"{_format_resident_bytes(requirements.placement)}"
         )
     state = [f"state       {text}" for text in [format_state_advice(report)] if text]
     if not report.fits:
@@ -157,14 +158,14 @@ def format_fit(report: Report, tokens: float) -> list[str]:
         *lines,
         f"step        {report.expected_seconds:,.2f} s for {batch} samples of up to "
         f"{requirements.tokens // requirements.samples} tokens: "
-        f"{report.tokens_per_second:,.0f} tokens/s{_format_waits(report)}",
+        f"{report.tokens_per_second:,.0f} tokens/s{_format_transfer_waits(report)}",
         *(f"small batch {text}" for text in [format_batch_advice(report)] if text),
         *state,
         f"training    {tokens:,.0f} tokens take {_format_duration(hours)}",
     ]
 
 
-def format_generation(report: Report) -> list[str]:
+def format_generation(report: PlanReport) -> list[str]:
     """Format the plan of generation on one device as lines of text."""
     if not report.fits:
         return ["generation  does not fit one device"]
@@ -180,7 +181,7 @@ def format_generation(report: Report) -> list[str]:
     ]
 
 
-def _format_resident(placement: popxl.plan.Placement) -> str:
+def _format_resident_bytes(placement: popxl.plan.Placement) -> str:
     """Format the bytes of buffer entries that stay on the device, by the four largest kinds."""
     sums: Counter[str] = Counter()
     for kind in placement.kinds:
@@ -199,7 +200,7 @@ def _format_machine(target: Machine) -> str:
     )
 
 
-def _format_fits(report: Report) -> str:
+def _format_fits(report: PlanReport) -> str:
     if report.fits:
         folder = report.requirements.config.execution.disk
         return f"yes, with --execution.disk {folder}" if report.plan.disk else "yes"
@@ -209,7 +210,7 @@ def _format_fits(report: Report) -> str:
     return f"NO: not enough {' and '.join(lacking)}"
 
 
-def _memory_lines(report: Report) -> list[tuple[str, tuple[float, float]]]:
+def _memory_lines(report: PlanReport) -> list[tuple[str, tuple[float, float]]]:
     short = {"device memory": "device", "host memory": "host", "memory": "memory"}
     return [(short.get(name, name), share) for name, share in report.memory_use.items()]
 
@@ -218,7 +219,7 @@ def _format_share(needed: float, available: float) -> str:
     return f"{format_bytes(needed)} of {format_bytes(available)}"
 
 
-def _format_waits(report: Report) -> str:
+def _format_transfer_waits(report: PlanReport) -> str:
     timeline = report.timeline
     if timeline is None or not timeline.seconds:
         return ""

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from config.config_sources import largest_divisor
 from config.sections import RunConfig
-from planning.expert_group_count import MEMORY_SHARE, active_bytes, next_groups
+from planning.expert_group_count import MEMORY_SHARE, active_expert_bytes, next_expert_group_count
 from planning.hardware.machines import Machine
-from planning.parallel_layouts import promising_layouts
+from planning.parallel_layouts import select_promising_layouts
 from planning.program_variants import VariantCache
-from planning.report import Report, make_report
+from planning.report import PlanReport, make_report
 from planning.requirements import finetuning_requirements, generation_requirements, weight_bytes
 
 DISK = "DIR"
@@ -20,7 +20,7 @@ DISK = "DIR"
 
 def plan_best_training(
     name: str, configs: Sequence[RunConfig], machine: Machine, programs: VariantCache | None = None
-) -> Report:
+) -> PlanReport:
     """Return the plan of the parallel layout that fits and is fastest; the fastest if none fits.
 
     `planning.parallel_layouts` lists the layouts.
@@ -33,8 +33,8 @@ def plan_best_training(
         programs: cache of traced programs.
     """
     programs, best = programs or VariantCache(), None
-    for layout in promising_layouts(configs, machine, programs):
-        if best is not None and best.fits and not layout.may_be_below(best.expected_seconds):
+    for layout in select_promising_layouts(configs, machine, programs):
+        if best is not None and best.fits and not layout.may_take_less_than(best.expected_seconds):
             continue
         report = search_fitting_config(name, layout.config, machine, programs)
         if best is None or _sort_key(report) < _sort_key(best):
@@ -43,12 +43,12 @@ def plan_best_training(
     return best
 
 
-def _sort_key(report: Report) -> tuple[bool, float]:
+def _sort_key(report: PlanReport) -> tuple[bool, float]:
     """Return a sort key: plans that fit come first, then faster ones."""
     return not report.fits, report.expected_seconds
 
 
-def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
+def plan_generation(name: str, config: RunConfig, machine: Machine) -> PlanReport:
     """Return the plan of generation on one device; offloads to disk if host memory is too small.
 
     A run answers as many prompts as a training batch has samples.
@@ -66,7 +66,7 @@ def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
 
 def search_fitting_config(
     name: str, config: RunConfig, machine: Machine, programs: VariantCache
-) -> Report:
+) -> PlanReport:
     """Change a configuration until its plan fits the machine's memory, and return the plan.
 
     While device memory is too small, it takes more expert groups if a group is large, else smaller
@@ -79,7 +79,11 @@ def search_fitting_config(
         config = report.requirements.config
         execution, is_same_program = config.execution, False
         needed, available = report.memory_use.get("device memory", (0, 0))
-        groups = next_groups(config) if active_bytes(config) > MEMORY_SHARE * needed else None
+        groups = (
+            next_expert_group_count(config)
+            if active_expert_bytes(config) > MEMORY_SHARE * needed
+            else None
+        )
         if needed > available and groups is not None:
             config = config.with_values({"execution.expert_groups": groups})
         elif needed > available and execution.micro_batch_size > 1:

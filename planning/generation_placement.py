@@ -38,12 +38,12 @@ def build_generation_program(
     if weights != "streamed":
         build = build_token_by_token_program if token_by_token else build_resident_program
         resident = build(config, family.generator, strategy)
-        if weights != "auto" or _fits(resident, config, shared_bytes):
+        if weights != "auto" or _fits_memory(resident, config, shared_bytes):
             return resident
     return build_streamed_program(config, family.generator, family.weight_map(config), strategy)
 
 
-def _fits(program: GenerationProgram, config: RunConfig, shared_bytes: int | None) -> bool:
+def _fits_memory(program: GenerationProgram, config: RunConfig, shared_bytes: int | None) -> bool:
     try:
         check_memory(
             program.ir,

@@ -93,7 +93,9 @@ def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
     if is_user_file and not names:
         return {}
     base = load_tokenizer(config.data.tokenizer or load)
-    existing = set(base.get_vocab().values()) if is_user_file else _token_ids(load, model_rows)
+    existing = (
+        set(base.get_vocab().values()) if is_user_file else _model_token_ids(load, model_rows)
+    )
     add_tokens(base, names)
     vocabulary = base.get_vocab()
     candidates = [*names, *([] if is_user_file else vocabulary)]
@@ -106,7 +108,7 @@ def _uses_model_tokenizer(config: RunConfig) -> bool:
     return tokenizer is None or os.path.realpath(tokenizer) == os.path.realpath(load)
 
 
-def _token_ids(model: str, rows: int) -> set[int]:
+def _model_token_ids(model: str, rows: int) -> set[int]:
     """Return the ids in a model's published tokenizer; the ids of all rows if it has none."""
     try:
         return set(load_tokenizer(model).get_vocab().values())

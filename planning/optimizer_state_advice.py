@@ -7,8 +7,13 @@ from dataclasses import replace
 
 from config.errors import ConfigError
 from planning.placement_search import run_trial
-from planning.program_variants import Trial, Variant, VariantCache, layer_types_worth_saving
-from planning.report import FasterState, Report
+from planning.program_variants import (
+    PlacementTrial,
+    ProgramVariant,
+    VariantCache,
+    layer_types_worth_saving,
+)
+from planning.report import FasterStateAdvice, PlanReport
 
 STATE = "8bit_residual8"
 
@@ -19,7 +24,7 @@ MIN_SHARE = 0.1
 """Smallest fraction of the model's state that moments take for the advice to pay."""
 
 
-def with_state_advice(report: Report, programs: VariantCache) -> Report:
+def with_state_advice(report: PlanReport, programs: VariantCache) -> PlanReport:
     """Return a copy of a plan with advice on 8-bit optimizer state, if it is faster or alone fits.
 
     Only a few variants of the program are simulated: the best one can be faster still.
@@ -45,10 +50,10 @@ def with_state_advice(report: Report, programs: VariantCache) -> Report:
     best = min(trials, key=lambda trial: (not trial.fits, trial.seconds))
     if not best.fits or (report.fits and not best.is_faster_than(result.best, MIN_GAIN)):
         return report
-    return replace(report, faster_state=FasterState(STATE, best.seconds))
+    return replace(report, faster_state=FasterStateAdvice(STATE, best.seconds))
 
 
-def _candidate_variants(best: Trial, report: Report) -> Iterator[Variant]:
+def _candidate_variants(best: PlacementTrial, report: PlanReport) -> Iterator[ProgramVariant]:
     """Iterate over variants to simulate: the plan's, and those that save all activations.
 
     Saved activations use the device memory that the 8-bit state frees.

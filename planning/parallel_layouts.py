@@ -32,7 +32,7 @@ class ParallelLayout:
     seconds: float
     fits: bool
 
-    def may_be_below(self, seconds: float) -> bool:
+    def may_take_less_than(self, seconds: float) -> bool:
         """Return True if the layout's fastest program can take less than `seconds` a step."""
         return (1 - MAX_SPEEDUP) * self.seconds < seconds
 
@@ -64,7 +64,7 @@ def _list_for_devices(config: RunConfig, devices: int, micro: int | None) -> Ite
             continue
 
 
-def promising_layouts(
+def select_promising_layouts(
     configs: Sequence[RunConfig], machine: Machine, programs: VariantCache
 ) -> list[ParallelLayout]:
     """Return the layouts that can be the fastest, judged by one simulated step of each.
@@ -76,7 +76,7 @@ def promising_layouts(
         (_step_lower_bound(config, machine, programs) for config in configs),
         key=lambda b: b.seconds,
     ):
-        if all(bound.may_be_below(other.seconds) for other in simulated):
+        if all(bound.may_take_less_than(other.seconds) for other in simulated):
             simulated.append(_simulate_layout(bound, machine, programs))
     return sorted(simulated, key=lambda layout: (not layout.fits, layout.seconds))
 
@@ -85,7 +85,7 @@ def _step_lower_bound(
     config: RunConfig, machine: Machine, programs: VariantCache
 ) -> ParallelLayout:
     """Return a layout with a lower bound on its step time: the seconds of its slowest resource."""
-    _, traced = programs.variants(config, machine.target).get()
+    _, traced = programs.variants(config, machine.target).get_program()
     rates = machine.achieved_rates(config.model.precision, config.num_replicas)
     return ParallelLayout(
         config, sum(resource_times(part, rates).seconds for part in traced.plan().parts), True

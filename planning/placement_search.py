@@ -24,10 +24,10 @@ from planning.program_variants import (
     HIDDEN,
     RECOMPUTE_ALL,
     Build,
+    PlacementTrial,
+    ProgramVariant,
     ProgramVariants,
     RematPolicy,
-    Trial,
-    Variant,
     default_variant,
 )
 from planning.recompute_search import search_remat_policy
@@ -47,8 +47,8 @@ _PASS_GAIN = 0.05  # fraction of the time: several passes save less than simulat
 class PlacementResult:
     """The fastest trial that fits memory, and all trials of a placement search."""
 
-    best: Trial
-    tried: Sequence[Trial]
+    best: PlacementTrial
+    tried: Sequence[PlacementTrial]
 
 
 def plans_placement(config: RunConfig) -> bool:
@@ -75,19 +75,19 @@ def search_placement(
         host: bytes of host memory of a replica; default: its share of the machine's.
     """
     search = PlacementSearch.for_machine(target_machine, variants, config, memory, host)
-    smaller, largest = _numbers_per_pass(config)
-    best = search.best_remat(largest)
-    several: Trial | None = None
-    for per_pass in filter(lambda n: search.may_hold(Variant(n)), smaller):
-        trial = search.best_remat(per_pass)
+    smaller, largest = _candidate_micro_batches_per_pass(config)
+    best = search.find_best_remat(largest)
+    several: PlacementTrial | None = None
+    for per_pass in filter(lambda n: search.may_fit_device(ProgramVariant(n)), smaller):
+        trial = search.find_best_remat(per_pass)
         if several is None or trial.is_faster_than(several):
             several = trial
         if several.is_bound_by_compute or several is not trial:
             break
     if several is not None and several.is_faster_than(best, _PASS_GAIN):
         best = several
-    best = search.fill(_resolve_auto_options(search, config, best))
-    trimmed = search.trim(best)
+    best = search.fill_device_memory(_resolve_auto_options(search, config, best))
+    trimmed = search.trim_resident_entries(best)
     return PlacementResult(trimmed, [trimmed if trial is best else trial for trial in search.tried])
 
 
@@ -95,18 +95,20 @@ def run_trial(
     variants: ProgramVariants,
     config: RunConfig,
     target_machine: Machine,
-    variant: Variant | None = None,
-) -> Trial:
+    variant: ProgramVariant | None = None,
+) -> PlacementTrial:
     """Simulate a variant of a training program on a machine.
 
     The default is the first variant of `search_placement`: one pass of all micro-batches, or the
     configured number, with all activations recomputed.
     """
-    variant = variant or Variant(_numbers_per_pass(config)[1])
-    return PlacementSearch.for_machine(target_machine, variants, config).trial(variant)
+    variant = variant or ProgramVariant(_candidate_micro_batches_per_pass(config)[1])
+    return PlacementSearch.for_machine(target_machine, variants, config).simulate_variant(variant)
 
 
-def _resolve_auto_options(search: PlacementSearch, config: RunConfig, best: Trial) -> Trial:
+def _resolve_auto_options(
+    search: PlacementSearch, config: RunConfig, best: PlacementTrial
+) -> PlacementTrial:
     """Simulate other values of execution options that are "auto", and return the best trial.
 
     These are full activations between layers, if faster, and chunks of the queries if a single
@@ -114,23 +116,25 @@ def _resolve_auto_options(search: PlacementSearch, config: RunConfig, best: Tria
     """
     execution = config.execution
     if execution.rts_activations == "auto" and execution.tensor_parallel > 1:
-        best = search.fastest(best, [_with_changes(best, rts_activations=False)])
+        best = search.find_fastest(best, [_with_host_changes(best, rts_activations=False)])
     if execution.attention_serialisation != "auto" or execution.micro_batch_size > 1:
         return best
     for chunks in _CHUNKS:
         if not best.fits and config.model.sequence_length % chunks == 0:
-            best = search.fastest(best, [_with_changes(best, attention_serialisation=chunks)])
+            best = search.find_fastest(
+                best, [_with_host_changes(best, attention_serialisation=chunks)]
+            )
     return best
 
 
-def _with_changes(trial: Trial, **fields: Any) -> Variant:
+def _with_host_changes(trial: PlacementTrial, **fields: Any) -> ProgramVariant:
     """Return a trial's variant with other values of `execution` fields."""
     return replace(trial.variant, changes=(*trial.variant.changes, *fields.items()))
 
 
 def try_without_memory_options(
-    variants: ProgramVariants, config: RunConfig, target_machine: Machine, best: Trial
-) -> Trial | None:
+    variants: ProgramVariants, config: RunConfig, target_machine: Machine, best: PlacementTrial
+) -> PlacementTrial | None:
     """Simulate the best variant without options that only save memory; None if it does not fit."""
     execution, fields = config.execution, dict[str, Any]()
     if execution.rts_activations is True and execution.tensor_parallel > 1:
@@ -139,11 +143,11 @@ def try_without_memory_options(
         fields["attention_serialisation"] = 1
     if not fields:
         return None
-    other = run_trial(variants, config, target_machine, _with_changes(best, **fields))
+    other = run_trial(variants, config, target_machine, _with_host_changes(best, **fields))
     return other if other.fits else None
 
 
-def _numbers_per_pass(config: RunConfig) -> tuple[list[int], int]:
+def _candidate_micro_batches_per_pass(config: RunConfig) -> tuple[list[int], int]:
     """Return the numbers of micro-batches per pass to try in turn, and the largest one."""
     configured, count = config.execution.micro_batches_per_pass, config.gradient_accumulation
     if configured != "auto":
@@ -173,7 +177,7 @@ class PlacementSearch:
         self._config = config
         self._variants, self._rates, self._memory, self._host = variants, rates, memory, host
         self._known = variants.trials((rates, memory, host))
-        self.tried: list[Trial] = []
+        self.tried: list[PlacementTrial] = []
 
     @classmethod
     def for_machine(
@@ -186,31 +190,37 @@ class PlacementSearch:
     ) -> Self:
         """Create a search on a machine; arguments as for `search_placement`."""
         rates = machine.achieved_rates(config.model.precision, config.num_replicas)
-        host = host or _host_share(config, machine)
+        host = host or _host_bytes_per_process(config, machine)
         return cls(variants, rates, config, memory or machine.usable_bytes, host)
 
-    def best_remat(self, per_pass: int) -> Trial:
+    def find_best_remat(self, per_pass: int) -> PlacementTrial:
         """Return the trial with the fastest set of saved activations, at `per_pass` micro-batches.
 
         With `execution.activations` auto it searches the layers that save their activations.
         """
-        best = self.trial(Variant(per_pass))
+        best = self.simulate_variant(ProgramVariant(per_pass))
         fits_host = best.traced.storage().remote <= self._host
         if self._config.execution.activations == "auto" and fits_host:  # saving takes more memory
             return search_remat_policy(best, self._fastest_policy)
         return best
 
-    def _fastest_policy(self, best: Trial, policies: Sequence[RematPolicy]) -> Trial:
+    def _fastest_policy(
+        self, best: PlacementTrial, policies: Sequence[RematPolicy]
+    ) -> PlacementTrial:
         """Return the fastest trial with one of the remat policies; `best` if none is faster."""
-        return self.fastest(best, [replace(best.variant, saved_layers=p) for p in policies])
+        return self.find_fastest(best, [replace(best.variant, saved_layers=p) for p in policies])
 
-    def fastest(self, best: Trial, variants: Sequence[Variant]) -> Trial:
+    def find_fastest(
+        self, best: PlacementTrial, variants: Sequence[ProgramVariant]
+    ) -> PlacementTrial:
         """Return the fastest trial of the variants; `best` if none is faster."""
-        trials = [self.trial(variant) for variant in variants if self.may_hold(variant)]
+        trials = [
+            self.simulate_variant(variant) for variant in variants if self.may_fit_device(variant)
+        ]
         fastest = min(trials, key=lambda trial: (not trial.fits, trial.seconds), default=best)
         return fastest if fastest.is_faster_than(best) else best
 
-    def trial(self, variant: Variant) -> Trial:
+    def simulate_variant(self, variant: ProgramVariant) -> PlacementTrial:
         """Return the cached or newly simulated trial of a variant."""
         if variant not in self._known:
             self._known[variant] = self._simulate(variant)
@@ -218,12 +228,12 @@ class PlacementSearch:
             self.tried.append(self._known[variant])
         return self._known[variant]
 
-    def _simulate(self, variant: Variant) -> Trial:
+    def _simulate(self, variant: ProgramVariant) -> PlacementTrial:
         """Place the buffer entries of a variant and simulate a run."""
         program, traced = self._program_and_trace(variant)
         several = variant.per_pass < self._config.gradient_accumulation
         window = traced.window // 2 if several else None
-        best = Trial(variant, program, traced, *self._place_entries(traced, window))
+        best = PlacementTrial(variant, program, traced, *self._place_entries(traced, window))
         while several and self._memory_may_help(best):
             narrower = replace(best, **self._halve_window(best))
             if not narrower.is_faster_than(best):
@@ -232,7 +242,7 @@ class PlacementSearch:
             best = narrower
         return best
 
-    def _memory_may_help(self, trial: Trial) -> bool:
+    def _memory_may_help(self, trial: PlacementTrial) -> bool:
         """Return True if with more device memory a trial could become the fastest."""
         if not trial.fits:
             return True
@@ -241,7 +251,7 @@ class PlacementSearch:
         fastest = min((other.seconds for other in self.tried if other.fits), default=inf)
         return trial.seconds - trial.waits < fastest
 
-    def _halve_window(self, trial: Trial) -> dict[str, Any]:
+    def _halve_window(self, trial: PlacementTrial) -> dict[str, Any]:
         """Place a trial's buffer entries with half the prefetch window; returns the changed fields.
 
         Of several passes only one moves state, so most of the window is idle.
@@ -252,19 +262,19 @@ class PlacementSearch:
         placement, fits = self._place_entries(trial.traced, window, other_bytes, before.all_host)
         return {"placement": placement, "fits": fits}
 
-    def fill(self, best: Trial) -> Trial:
+    def fill_device_memory(self, best: PlacementTrial) -> PlacementTrial:
         """Keep more buffer entries on the device while the step becomes faster and fits.
 
         Entries that stay are not transferred, so a run takes less other memory than with all
         entries in host memory.
         """
         while best.fits and not best.is_filled:
-            before, best = best, self._fill_once(best)
+            before, best = best, self._fill_device_memory_once(best)
             self._known[best.variant] = best
             self.tried = [best if trial is before else trial for trial in self.tried]
         return best
 
-    def _fill_once(self, best: Trial) -> Trial:
+    def _fill_device_memory_once(self, best: PlacementTrial) -> PlacementTrial:
         """Place the buffer entries again with the device memory that the last trial left free."""
         before = best.placement
         if all(kind.entries == kind.of for kind in before.kinds):
@@ -279,12 +289,14 @@ class PlacementSearch:
             before.timeline.window,
         )
         other = replace(best, placement=placement)
-        if all(self._fits(best.traced, placement)) and other.is_faster_than(best, _FILL_GAIN):
+        if all(self._fits_device(best.traced, placement)) and other.is_faster_than(
+            best, _FILL_GAIN
+        ):
             return other
         before.apply()
         return replace(best, is_filled=True)
 
-    def trim(self, trial: Trial) -> Trial:
+    def trim_resident_entries(self, trial: PlacementTrial) -> PlacementTrial:
         """Reduce the prefetch window to the smallest one that still hides the loads."""
         best = trial.placement
         while best.timeline.loads and best.timeline.window > _LEAST:
@@ -312,31 +324,33 @@ class PlacementSearch:
             memory = int(self._memory)
             placement = popxl.plan.place(traced, self._rates, memory, other_bytes, all_host, window)
             needed = max(other_bytes or 0, placement.timeline.extent - placement.nbytes)
-            on_device, on_host = self._fits(traced, placement)
-            if needed == other_bytes or (on_device and (on_host or not self._may_hold(traced))):
+            on_device, on_host = self._fits_device(traced, placement)
+            if needed == other_bytes or (
+                on_device and (on_host or not self._may_traced_fit_device(traced))
+            ):
                 break
             other_bytes, all_host = needed, placement.all_host
         return placement, on_device and on_host
 
     def _program_and_trace(
-        self, variant: Variant
+        self, variant: ProgramVariant
     ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
         """Return the program and trace of a variant whose `saved_layers` names layer types."""
         recomputing = replace(variant, saved_layers=RECOMPUTE_ALL)
         if not variant.saved_layers:
-            return self._variants.get(recomputing)
-        phases = self._variants.get(recomputing)[0].phases_by_type
+            return self._variants.get_program(recomputing)
+        phases = self._variants.get_program(recomputing)[0].phases_by_type
         saved = ((p, share) for name, share in variant.saved_layers for p in phases[name])
-        return self._variants.get(replace(variant, saved_layers=frozenset(saved)))
+        return self._variants.get_program(replace(variant, saved_layers=frozenset(saved)))
 
-    def may_hold(self, variant: Variant) -> bool:
+    def may_fit_device(self, variant: ProgramVariant) -> bool:
         """Return True if the buffer entries of a variant fit device and host memory together."""
-        return self._may_hold(self._program_and_trace(variant)[1])
+        return self._may_traced_fit_device(self._program_and_trace(variant)[1])
 
-    def _may_hold(self, traced: popxl.plan.TracedProgram) -> bool:
+    def _may_traced_fit_device(self, traced: popxl.plan.TracedProgram) -> bool:
         return _entry_bytes(traced) <= self._memory + self._host
 
-    def _fits(
+    def _fits_device(
         self, traced: popxl.plan.TracedProgram, placement: popxl.plan.Placement
     ) -> tuple[bool, bool]:
         """Return True if a placement fits the device; and True if it fits the host."""
@@ -347,9 +361,9 @@ class PlacementSearch:
 
 def may_fit(variants: ProgramVariants, config: RunConfig, target_machine: Machine) -> bool:
     """Return True if the buffer entries of a program fit device and host memory together."""
-    return _entry_bytes(variants.get()[1]) <= target_machine.usable_bytes + _host_share(
-        config, target_machine
-    )
+    return _entry_bytes(
+        variants.get_program()[1]
+    ) <= target_machine.usable_bytes + _host_bytes_per_process(config, target_machine)
 
 
 def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:
@@ -358,7 +372,7 @@ def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:
     return stored.remote + stored.resident + stored.disk
 
 
-def _host_share(config: RunConfig, target_machine: Machine) -> float:
+def _host_bytes_per_process(config: RunConfig, target_machine: Machine) -> float:
     """Return the host memory in bytes that is available to each replica."""
     return target_machine.host_memory / min(
         config.num_replicas, target_machine.devices or config.num_replicas
@@ -393,7 +407,7 @@ def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
     return best.program
 
 
-def format_placement(trial: Trial) -> str:
+def format_placement(trial: PlacementTrial) -> str:
     """Format the buffer entries kept on the device, and the seconds that this should save."""
     placement = trial.placement
     resident = ", ".join(

@@ -18,7 +18,7 @@ from terminal.screen import is_first_process
 
 if TYPE_CHECKING:  # planning takes seconds to import, and the options are read first
     from planning.program_variants import VariantCache
-    from planning.report import Report
+    from planning.report import PlanReport
     from planning.requirements import Requirements
 
 
@@ -85,7 +85,7 @@ class RequirementsFn(Protocol):
     def __call__(self, config: RunConfig, target: str = "cpu") -> Requirements: ...
 
 
-def _output_files(options: argparse.Namespace) -> dict[str, str | None]:
+def _check_output_files(options: argparse.Namespace) -> dict[str, str | None]:
     """Return the paths of the requested output files, by the file's name in messages."""
     return {
         "the plan": options.plan_json,
@@ -96,7 +96,7 @@ def _output_files(options: argparse.Namespace) -> dict[str, str | None]:
 
 def wants_plan(options: argparse.Namespace) -> bool:
     """Return True if the options ask for a plan."""
-    return options.plan or any(path is not None for path in _output_files(options).values())
+    return options.plan or any(path is not None for path in _check_output_files(options).values())
 
 
 def show_plan(
@@ -115,18 +115,20 @@ def show_plan(
         return False
     if not is_first_process():
         return True
-    for what, path in _output_files(options).items():
+    for what, path in _check_output_files(options).items():
         if path is not None:
             check_can_write_file(what, path)
     from planning.program_variants import VariantCache
     from planning.report import make_report
     from planning.report_plot import plot_report
     from planning.report_text import format_report
-    from planning.speed_advice import with_advice
+    from planning.speed_advice import with_speed_advice
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
     report = make_report(line.preset, requirements_fn(line.config, target.target), target)
-    report = with_advice(report, programs or VariantCache(), line.settings.has_explicit_layout)
+    report = with_speed_advice(
+        report, programs or VariantCache(), line.settings.has_explicit_layout
+    )
     if options.plan:
         print(format_report(report))
     if options.plan_json is not None:
@@ -145,12 +147,12 @@ def default_machine(config: RunConfig) -> Machine:
     return machine("laptop" if small else "h100")
 
 
-def _write_json(report: Report, path: Path) -> None:
+def _write_json(report: PlanReport, path: Path) -> None:
     write_text_atomically("the plan", path, json.dumps(report.as_dict(), indent=2) + "\n")
     print(f"the plan is in {path}", file=sys.stderr)
 
 
-def _write_trace(report: Report, path: Path) -> None:
+def _write_trace(report: PlanReport, path: Path) -> None:
     if report.timeline is None:
         raise UserError(
             f"--plan-trace: on {report.machine.title} devices share the host's memory, so nothing "

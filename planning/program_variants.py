@@ -31,7 +31,7 @@ SAVE_ALL: RematPolicy = frozenset({(ALL, 1.0)})
 
 
 @dataclass(frozen=True)
-class Variant:
+class ProgramVariant:
     """Options of a training program that change its time and memory but not its results.
 
     Attributes:
@@ -49,7 +49,7 @@ class Variant:
         return replace(config, execution=replace(config.execution, **dict(self.changes)))
 
 
-Build = Callable[[Variant], TrainingProgram]
+Build = Callable[[ProgramVariant], TrainingProgram]
 """Builds the program of a variant whose `saved_layers` names phases."""
 
 
@@ -61,14 +61,14 @@ class ProgramVariants:
         target: target for which they are traced.
     """
 
-    def __init__(self, build: Build, first: Variant, target: str) -> None:
+    def __init__(self, build: Build, first: ProgramVariant, target: str) -> None:
         self._build, self._first, self._target = build, first, target
-        self._built: dict[Variant, tuple[TrainingProgram, popxl.plan.TracedProgram]] = {}
+        self._built: dict[ProgramVariant, tuple[TrainingProgram, popxl.plan.TracedProgram]] = {}
         self._machine: Any = None
-        self._trials: dict[Variant, Trial] = {}
+        self._trials: dict[ProgramVariant, PlacementTrial] = {}
 
-    def get(
-        self, variant: Variant | None = None
+    def get_program(
+        self, variant: ProgramVariant | None = None
     ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
         """Return the program and trace of a variant; default: the first variant."""
         variant = variant or self._first
@@ -77,7 +77,7 @@ class ProgramVariants:
             self._built[variant] = program, popxl.plan.trace(program.ir, self._target)
         return self._built[variant]
 
-    def trials(self, machine: Any) -> dict[Variant, Trial]:
+    def trials(self, machine: Any) -> dict[ProgramVariant, PlacementTrial]:
         """Return the mutable trials on a machine, by variant; `saved_layers` names layer types.
 
         For another machine they are empty again.
@@ -106,7 +106,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
     family, on_target = get_family(config), with_target_device(config, target)
     weight_map = family.weight_map(config)
 
-    def build(variant: Variant) -> TrainingProgram:
+    def build(variant: ProgramVariant) -> TrainingProgram:
         return build_training_program(
             variant.apply_to(on_target),
             family.build_phases,
@@ -118,7 +118,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
     return ProgramVariants(build, default_variant(on_target), target)
 
 
-def default_variant(config: RunConfig) -> Variant:
+def default_variant(config: RunConfig) -> ProgramVariant:
     """Return the variant that a configuration has if nothing is planned.
 
     A single CPU device shares the host's memory, so passes do not load weights: a pass takes one
@@ -130,7 +130,7 @@ def default_variant(config: RunConfig) -> Variant:
     per_pass = config.execution.micro_batches_per_pass
     if per_pass == "auto":
         per_pass = 1 if is_single_cpu and not loads_weights else config.gradient_accumulation
-    return Variant(per_pass, SAVE_ALL if is_single_cpu and per_pass == 1 else RECOMPUTE_ALL)
+    return ProgramVariant(per_pass, SAVE_ALL if is_single_cpu and per_pass == 1 else RECOMPUTE_ALL)
 
 
 def with_target_device(config: RunConfig, target: str) -> RunConfig:
@@ -146,7 +146,7 @@ def with_target_device(config: RunConfig, target: str) -> RunConfig:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PlacementTrial:
     """A simulated run of a variant of a training program on a machine, with its placement.
 
     Attributes:
@@ -155,7 +155,7 @@ class Trial:
         is_filled: true if placing its entries again gains nothing.
     """
 
-    variant: Variant
+    variant: ProgramVariant
     program: TrainingProgram
     traced: popxl.plan.TracedProgram
     placement: popxl.plan.Placement
@@ -180,7 +180,7 @@ class Trial:
         """Seconds in which the device is idle because it waits for transfers."""
         return sum(exposed.transfers for exposed in self.placement.timeline.exposed.values())
 
-    def is_faster_than(self, other: Trial, gain: float = MIN_GAIN) -> bool:
+    def is_faster_than(self, other: PlacementTrial, gain: float = MIN_GAIN) -> bool:
         """Return True if only this trial fits, or if it is faster by the fraction `gain`."""
         if self.fits != other.fits:
             return self.fits

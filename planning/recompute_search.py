@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from planning.program_variants import HIDDEN, RematPolicy, Trial, layer_types_worth_saving
+from planning.program_variants import HIDDEN, PlacementTrial, RematPolicy, layer_types_worth_saving
 
 _SHARES = (0.5,), (0.25, 0.75)  # fractions of a type's layers, tried in turn
 
 
 def search_remat_policy(
-    best: Trial, fastest: Callable[[Trial, Sequence[RematPolicy]], Trial]
-) -> Trial:
+    best: PlacementTrial, fastest: Callable[[PlacementTrial, Sequence[RematPolicy]], PlacementTrial]
+) -> PlacementTrial:
     """Return the fastest trial over choices of the layers that save activations.
 
     Args:

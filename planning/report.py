@@ -9,15 +9,20 @@ from typing import Any
 import popxl
 from planning.hardware.disk_offload import PROCESS_BYTES, io_buffer_bytes
 from planning.hardware.machines import Machine
-from planning.placement_search import PlacementResult, Trial, try_without_memory_options
-from planning.requirements import Requirements, plan_on, streamed_requirements, usable_host_bytes_on
+from planning.placement_search import PlacementResult, PlacementTrial, try_without_memory_options
+from planning.requirements import (
+    Requirements,
+    plan_on_machine,
+    streamed_requirements,
+    usable_host_bytes_on,
+)
 from planning.roofline import ResourceTimes, resource_times
 
 REST = "the rest"
 
 
 @dataclass(frozen=True)
-class ReportRow:
+class PhaseRow:
     """Times and traffic of one phase in one direction (forward, backward or update) on one device.
 
     Attributes:
@@ -33,7 +38,7 @@ class ReportRow:
 
 
 @dataclass(frozen=True)
-class LargerBatch:
+class LargerBatchAdvice:
     """Advice: a larger batch size that keeps the devices busy.
 
     Attributes:
@@ -46,7 +51,7 @@ class LargerBatch:
 
 
 @dataclass(frozen=True)
-class FasterState:
+class FasterStateAdvice:
     """Advice: an optimizer state with which a step is faster, or which alone fits memory.
 
     Attributes:
@@ -59,7 +64,7 @@ class FasterState:
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """A plan of a program on a machine: memory, times by phase and advice.
 
     Attributes:
@@ -75,12 +80,12 @@ class Report:
     preset: str
     requirements: Requirements
     machine: Machine
-    rows: Sequence[ReportRow]
+    rows: Sequence[PhaseRow]
     achieved: popxl.plan.Rates
     timeline: popxl.plan.Timeline | None = None
-    without_memory_options: Trial | None = None
-    larger_batch: LargerBatch | None = None
-    faster_state: FasterState | None = None
+    without_memory_options: PlacementTrial | None = None
+    larger_batch: LargerBatchAdvice | None = None
+    faster_state: FasterStateAdvice | None = None
 
     @property
     def plan(self) -> popxl.plan.Plan:
@@ -170,7 +175,7 @@ class Report:
     def _utilisation(self, seconds: float) -> float:
         return sum(row.times.compute for row in self.rows) / seconds if seconds else 0.0
 
-    def idle_time(self, row: ReportRow) -> popxl.plan.ExposedTime:
+    def idle_time(self, row: PhaseRow) -> popxl.plan.ExposedTime:
         """Return the seconds in which the device idles during a phase of the simulated run."""
         by_label = {} if self.timeline is None else self.timeline.exposed
         return by_label.get(row.part.name, popxl.plan.ExposedTime())
@@ -217,7 +222,7 @@ class Report:
         }
 
 
-def make_report(preset: str, requirements: Requirements, machine: Machine) -> Report:
+def make_report(preset: str, requirements: Requirements, machine: Machine) -> PlanReport:
     """Plan a program on a machine and return its report.
 
     Generation with `generation.weights` auto is planned with streamed weights if resident ones do
@@ -228,8 +233,8 @@ def make_report(preset: str, requirements: Requirements, machine: Machine) -> Re
     return report if streamed is None else _make_report(preset, streamed, machine)
 
 
-def _make_report(preset: str, requirements: Requirements, machine: Machine) -> Report:
-    requirements = plan_on(requirements, machine)
+def _make_report(preset: str, requirements: Requirements, machine: Machine) -> PlanReport:
+    requirements = plan_on_machine(requirements, machine)
     precision, replicas = requirements.config.model.precision, requirements.plan.replicas
     rates, achieved = (
         machine.rates(precision, replicas),
@@ -238,7 +243,7 @@ def _make_report(preset: str, requirements: Requirements, machine: Machine) -> R
     rows = []
     for part in requirements.plan.parts:
         phase, _, direction = part.name.partition("/")
-        row = ReportRow(phase or REST, direction, part, resource_times(part, rates))
+        row = PhaseRow(phase or REST, direction, part, resource_times(part, rates))
         rows.append(row)
     timeline = None
     if requirements.placement is not None and not requirements.plan.disk:
@@ -250,7 +255,7 @@ def _make_report(preset: str, requirements: Requirements, machine: Machine) -> R
         faster_trial = try_without_memory_options(
             requirements.variants, requirements.config, machine, requirements.placement_result.best
         )
-    return Report(preset, requirements, machine, rows, achieved, timeline, faster_trial)
+    return PlanReport(preset, requirements, machine, rows, achieved, timeline, faster_trial)
 
 
 def _placement_as_dict(placement: popxl.plan.Placement) -> dict[str, Any]:
@@ -273,7 +278,7 @@ def _trials_as_dicts(result: PlacementResult) -> list[dict[str, Any]]:
     ]
 
 
-def _timeline_as_dict(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:
+def _timeline_as_dict(report: PlanReport, timeline: popxl.plan.Timeline) -> dict[str, Any]:
     return {
         "seconds": timeline.seconds,
         "samples_per_second": report.requirements.samples / timeline.seconds,
@@ -283,9 +288,12 @@ def _timeline_as_dict(report: Report, timeline: popxl.plan.Timeline) -> dict[str
     }
 
 
-def _row_as_dict(row: ReportRow) -> dict[str, Any]:
+def _row_as_dict(row: PhaseRow) -> dict[str, Any]:
     collectives = [asdict(c) | {"sent": c.sent} for c in row.part.collectives]
     costs = asdict(row.part) | {"collectives": collectives, "code_loads": row.part.code_loads}
     del costs["name"]
-    seconds = asdict(row.times) | {"estimate": row.times.seconds, "bound": row.times.bound}
+    seconds = asdict(row.times) | {
+        "estimate": row.times.seconds,
+        "bound": row.times.bottleneck,
+    }
     return {"phase": row.phase, "direction": row.direction} | costs | {"seconds": seconds}

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from files.atomic_writing import write_file_atomically
-from planning.report import Report
+from planning.report import PlanReport
 from planning.report_text import format_bytes, format_devices
 
 COLORS = {
@@ -24,7 +24,7 @@ COLORS = {
 _WIDTH, _MARGIN = 10, 0.15  # inches
 
 
-def plot_report(report: Report, path: Path) -> None:
+def plot_report(report: PlanReport, path: Path) -> None:
     """Plot the times by resource and the memory of each phase to a PNG file.
 
     Raises:
@@ -50,12 +50,12 @@ def plot_report(report: Report, path: Path) -> None:
     write_file_atomically("the picture", path, lambda draft: figure.savefig(draft, format="png"))
 
 
-def _devices_title(report: Report) -> str:
+def _devices_title(report: PlanReport) -> str:
     count = report.plan.replicas
     return f"{count} device{'s' if count > 1 else ''} {format_devices(report)}"
 
 
-def _plot_times(axes: Axes, report: Report) -> None:
+def _plot_times(axes: Axes, report: PlanReport) -> None:
     names = [f"{row.phase} {row.direction}".strip() for row in report.rows]
     positions = np.arange(len(names))
     height = 0.8 / len(COLORS)
@@ -74,7 +74,7 @@ def _plot_times(axes: Axes, report: Report) -> None:
     axes.legend(frameon=False, ncols=len(COLORS), loc="lower left", bbox_to_anchor=(0, 1))
 
 
-def _plot_memory(axes: Axes, report: Report) -> None:
+def _plot_memory(axes: Axes, report: PlanReport) -> None:
     live = [row.part.device_bytes / 1e6 for row in report.rows]
     axes.barh(np.arange(len(live)), live, 0.6, color="0.55")
     axes.set_xlabel("MB of intermediate values")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from config.memory_lower_bound import ITEM_BYTES
-from planning.report import REST, Report, ReportRow
+from planning.report import REST, PhaseRow, PlanReport
 
 _LEGEND = """\
 One device, one run. device: bytes read and written in its memory; from host, to host: bytes between
@@ -28,21 +28,21 @@ class TableUnits:
     bytes: tuple[str, float]
 
     @classmethod
-    def for_report(cls, report: Report) -> TableUnits:
+    def for_report(cls, report: PlanReport) -> TableUnits:
         """Choose units in which the largest number of each column is above 1."""
         if max(row.part.device_traffic for row in report.rows) < 1e9:
             return cls(("GFLOP", 1e9), ("MB", 1e6))
         return cls(("TFLOP", 1e12), ("GB", 1e9))
 
 
-def format_report(report: Report) -> str:
+def format_report(report: PlanReport) -> str:
     """Format a plan: totals, a table of phases with a legend, and the collectives."""
     closing = [*_collective_lines(report), *_hint_lines(report)]
     blocks = [_total_lines(report), _table_lines(report), _legend_lines(report), closing]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _total_lines(report: Report) -> list[str]:
+def _total_lines(report: PlanReport) -> list[str]:
     """Return the lines above the table: time, memory and advice."""
     requirements, plan = report.requirements, report.plan
     c = requirements.config
@@ -93,7 +93,7 @@ def _total_lines(report: Report) -> list[str]:
     return [*lines, *_simulated_lines(report), *tried, *_placement_lines(report)]
 
 
-def _format_state(report: Report) -> str:
+def _format_state(report: PlanReport) -> str:
     """Format the bytes of training state per parameter."""
     requirements, c = report.requirements, report.requirements.config
     resident = c.master_weight_slot
@@ -103,7 +103,7 @@ def _format_state(report: Report) -> str:
     return f"weight, gradient {gradient}, moments {moments:.2g}{master}"
 
 
-def _format_weights(report: Report) -> str:
+def _format_weights(report: PlanReport) -> str:
     """Format which weights are resident and which are streamed in generation."""
     if not report.requirements.streamed:
         return "resident: on the device, all the time"
@@ -113,7 +113,7 @@ def _format_weights(report: Report) -> str:
     )
 
 
-def _disk_lines(report: Report) -> list[str]:
+def _disk_lines(report: PlanReport) -> list[str]:
     """Return lines on the state stored on disk, and on the bytes that a run reads and writes."""
     if not report.plan.disk:
         return []
@@ -128,7 +128,7 @@ def _disk_lines(report: Report) -> list[str]:
     ]
 
 
-def _device_memory_items(report: Report) -> list[str]:
+def _device_memory_items(report: PlanReport) -> list[str]:
     plan, timeline = report.plan, report.timeline
     between, on_its_way, gaps = plan.temporaries, "", []
     if timeline is not None and report.machine.platform != "cpu":
@@ -144,13 +144,13 @@ def _device_memory_items(report: Report) -> list[str]:
     ]
 
 
-def _batch_advice_lines(report: Report) -> list[str]:
+def _batch_advice_lines(report: PlanReport) -> list[str]:
     """Return a line with the advice on the batch size, or no line."""
     text = format_batch_advice(report)
     return [] if text is None else [f"small batch  {text}"]
 
 
-def format_batch_advice(report: Report) -> str | None:
+def format_batch_advice(report: PlanReport) -> str | None:
     """Format the advice on the batch size; None without advice."""
     larger = report.larger_batch
     if larger is None:
@@ -162,13 +162,13 @@ def format_batch_advice(report: Report) -> str | None:
     )
 
 
-def _state_advice_lines(report: Report) -> list[str]:
+def _state_advice_lines(report: PlanReport) -> list[str]:
     """Return a line with the advice on the optimizer state, or no line."""
     text = format_state_advice(report)
     return [] if text is None else [f"state pays   {text}"]
 
 
-def format_state_advice(report: Report) -> str | None:
+def format_state_advice(report: PlanReport) -> str | None:
     """Format the advice on the optimizer state; None without advice."""
     other = report.faster_state
     if other is None:
@@ -178,7 +178,7 @@ def format_state_advice(report: Report) -> str | None:
     return f"with --training.optimizer.state {other.state}: {fits}{seconds} s a step"
 
 
-def _memory_option_lines(report: Report) -> list[str]:
+def _memory_option_lines(report: PlanReport) -> list[str]:
     """Return a line on the extra time of options that only save memory."""
     if report.without_memory_options is None or report.requirements.placement_result is None:
         return []
@@ -193,7 +193,7 @@ def _memory_option_lines(report: Report) -> list[str]:
     ]
 
 
-def _placement_lines(report: Report) -> list[str]:
+def _placement_lines(report: PlanReport) -> list[str]:
     """Return lines on the buffer entries that the plan keeps on the device."""
     placement = report.requirements.placement
     if placement is None:
@@ -213,7 +213,7 @@ def _placement_lines(report: Report) -> list[str]:
     ]
 
 
-def _pass_lines(report: Report) -> list[str]:
+def _pass_lines(report: PlanReport) -> list[str]:
     """Return a line on micro-batches per pass and saved activations, and lines on all trials."""
     result = report.requirements.placement_result
     if result is None or len(result.tried) < 2:
@@ -226,7 +226,7 @@ def _pass_lines(report: Report) -> list[str]:
     return [f"passes       {result.best.title}: {result.best.seconds:,.3f} s; {others}"]
 
 
-def _simulated_lines(report: Report) -> list[str]:
+def _simulated_lines(report: PlanReport) -> list[str]:
     """Return a line on the time and utilization of the simulated run."""
     timeline = report.timeline
     if timeline is None:
@@ -243,7 +243,7 @@ def _simulated_lines(report: Report) -> list[str]:
     ]
 
 
-def _format_fits(report: Report) -> str:
+def _format_fits(report: PlanReport) -> str:
     memory_use = [
         f"{format_bytes(needed)} of {format_bytes(available)} {name}"
         for name, (needed, available) in report.memory_use.items()
@@ -255,7 +255,7 @@ def _format_fits(report: Report) -> str:
     return fits
 
 
-def _table_lines(report: Report) -> list[str]:
+def _table_lines(report: PlanReport) -> list[str]:
     units = TableUnits.for_report(report)
     rows = [_table_head(units), *(_table_row(row, report, units) for row in report.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -268,7 +268,7 @@ def _table_head(units: TableUnits) -> tuple[str, ...]:
             f"sent {name}", "live MB", "ms", "bound by", "waits ms")  # fmt: skip
 
 
-def _table_row(row: ReportRow, report: Report, units: TableUnits) -> tuple[str, ...]:
+def _table_row(row: PhaseRow, report: PlanReport, units: TableUnits) -> tuple[str, ...]:
     part = row.part
     sent = sum(c.sent for c in part.collectives)
     per_flop, per_byte = units.flops[1], units.bytes[1]
@@ -276,12 +276,12 @@ def _table_row(row: ReportRow, report: Report, units: TableUnits) -> tuple[str, 
         row.phase, row.direction, f"{part.flops / per_flop:.3f}",
         f"{part.device_traffic / per_byte:.2f}", f"{part.host_to_device / per_byte:.3f}",
         f"{part.device_to_host / per_byte:.3f}", f"{sent / per_byte:.3f}",
-        f"{part.device_bytes / 1e6:.1f}", f"{row.times.seconds * 1e3:.2f}", row.times.bound,
+        f"{part.device_bytes / 1e6:.1f}", f"{row.times.seconds * 1e3:.2f}", row.times.bottleneck,
         "" if report.timeline is None else f"{report.idle_time(row).seconds * 1e3:.2f}",
     )  # fmt: skip
 
 
-def _legend_lines(report: Report) -> list[str]:
+def _legend_lines(report: PlanReport) -> list[str]:
     """Return lines that explain the columns, and the rows that are not phases."""
     names = {row.phase for row in report.rows}
     lines = [_LEGEND]
@@ -301,7 +301,7 @@ def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _collective_lines(report: Report) -> list[str]:
+def _collective_lines(report: PlanReport) -> list[str]:
     count: Counter[tuple[str, int, bool]] = Counter()
     nbytes: Counter[tuple[str, int, bool]] = Counter()
     for row in report.rows:
@@ -316,7 +316,7 @@ def _collective_lines(report: Report) -> list[str]:
     ]
 
 
-def _hint_lines(report: Report) -> list[str]:
+def _hint_lines(report: PlanReport) -> list[str]:
     """Return a line on Graphcore's hardware options, which XLA ignores."""
     execution = report.requirements.config.execution
     loads = sum(row.part.code_loads for row in report.rows)
@@ -327,7 +327,7 @@ def _hint_lines(report: Report) -> list[str]:
     return [f"hints, without effect here: {', '.join(hints)}"] if hints else []
 
 
-def format_devices(report: Report) -> str:
+def format_devices(report: PlanReport) -> str:
     """Format the number of hosts and devices, as in "on 8 hosts of 8 (NVIDIA H100 SXM)"."""
     machine, hosts = report.machine, report.hosts
     if machine.devices is None:

@@ -61,7 +61,7 @@ class Requirements:
         return self.plan.flops * self.plan.replicas / self.samples
 
 
-def plan_on(requirements: Requirements, machine: Machine) -> Requirements:
+def plan_on_machine(requirements: Requirements, machine: Machine) -> Requirements:
     """Plan a program on a machine: place its buffer entries, and offload to disk if configured."""
     config, has_device_memory = requirements.config, machine.platform != "cpu"
     if requirements.variants is not None and has_device_memory and plans_placement(config):
@@ -96,7 +96,7 @@ def finetuning_requirements(
     family = get_family(config)
     weight_map = family.weight_map(config)
     variants = (programs or VariantCache()).variants(config, target)
-    _, traced = variants.get()
+    _, traced = variants.get_program()
     count, shapes = (
         _parameter_count(weight_map),
         [weight.shape for weight in weight_map.trainable_weights],

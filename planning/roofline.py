@@ -31,7 +31,7 @@ class ResourceTimes:
     disk: float = 0.0
 
     @property
-    def bound(self) -> str:
+    def bottleneck(self) -> str:
         """Name of the slowest resource."""
         return max(vars(self), key=vars(self).__getitem__)
 

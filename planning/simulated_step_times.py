@@ -11,7 +11,7 @@ from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
 from planning.parallel_layouts import list_layouts
 from planning.program_variants import VariantCache
-from planning.report import Report, make_report
+from planning.report import PlanReport, make_report
 from planning.report_text import format_bytes, format_two_digits
 from planning.requirements import finetuning_requirements
 
@@ -55,7 +55,7 @@ def layout_table_row(case: tuple[str, str, int]) -> str:
 
 def plan_best_layout(
     preset: str, machine_name: str, devices: int, programs: VariantCache | None = None
-) -> Report:
+) -> PlanReport:
     """Return the plan of a preset's fastest parallel layout on a number of devices."""
     config = _load_preset(preset)
     configs = list_layouts(config, devices, config.execution.micro_batch_size)
@@ -67,7 +67,7 @@ def _load_preset(preset: str) -> RunConfig:
     return load_config(config_class_of_preset(data, preset), "finetuning", preset)
 
 
-def simulate_step(preset: str, machine_name: str, host: float | None = None) -> Report:
+def simulate_step(preset: str, machine_name: str, host: float | None = None) -> PlanReport:
     """Return the plan of a fine-tuning preset on a machine, with its simulated step.
 
     Args:

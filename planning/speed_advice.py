@@ -5,12 +5,12 @@ from __future__ import annotations
 from planning.batch_size_advice import with_batch_advice
 from planning.optimizer_state_advice import with_state_advice
 from planning.program_variants import VariantCache
-from planning.report import Report
+from planning.report import PlanReport
 
 
-def with_advice(
-    report: Report, programs: VariantCache, has_explicit_layout: bool = False
-) -> Report:
+def with_speed_advice(
+    report: PlanReport, programs: VariantCache, has_explicit_layout: bool = False
+) -> PlanReport:
     """Return a copy of a plan with advice on batch size and optimizer state.
 
     Arguments as for `with_batch_advice`.

@@ -66,7 +66,7 @@ class BaseModelRef:
         """Return the folder of the base model's copy in a run's `base` folder."""
         return folder / (self.step or "")[:16]
 
-    def locate(self, near_step: Path | None, given_location: str | None = None) -> str:
+    def find_checkpoint(self, near_step: Path | None, given_location: str | None = None) -> str:
         """Return the base model's location: a copy near `near_step`, the given one, or its name."""
         if near_step is not None and self.step is not None:
             for folder in (RunFolder.from_step_folder(near_step).base, near_step.parent):
@@ -137,14 +137,14 @@ def _find_step(base: BaseModelRef, near_step: SavedCheckpoint | None) -> SavedCh
     """Find the checkpoint that a base model refers to: `near_step` itself, or a copy near it."""
     if near_step is not None and near_step.sha256 == base.step:
         return near_step
-    location = base.locate(None if near_step is None else near_step.path)
+    location = base.find_checkpoint(None if near_step is None else near_step.path)
     if not all(popdist.all_gather_object(has_checkpoint(location))):
         return None
     return load_checkpoint(location, verify=False)
 
 
 def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
-    def fill(draft: Path) -> None:
+    def fill_draft(draft: Path) -> None:
         try:
             for file in step.path.iterdir():
                 os.link(file, draft / file.name)
@@ -153,7 +153,7 @@ def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
                 file.unlink()
             _copy_weights(step, draft)
 
-    write_folder_atomically("the model that the run begins with", folder, fill)
+    write_folder_atomically("the model that the run begins with", folder, fill_draft)
 
 
 def _copy_weights(source_step: SavedCheckpoint, target_folder: Path) -> None:

@@ -28,7 +28,7 @@ class BestCheckpoint:
     """Tracks the best value of a metric (`checkpoint.keep_best`, or the loss) and its weights.
 
     With `checkpoint.keep_best`, the weights of the best evaluation are saved, without optimizer
-    state, in a folder of their own. NaN is never the best value.
+    state_for_metadata, in a folder of their own. NaN is never the best value.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class BestCheckpoint:
     ) -> None:
         """
         Args:
-            state: result of `state()` in the checkpoint that is resumed; None: start anew.
+            state_for_metadata: result of `state_for_metadata()` in the checkpoint that is resumed;
+                None: start anew.
             base: metadata about the weights that are not trained.
         """
         self._config, self._base = config, base
@@ -55,7 +56,7 @@ class BestCheckpoint:
         keeps_best = save is not None and config.checkpoint.keep_best is not None
         self._folder = RunFolder(Path(save or "")).best if keeps_best else None
 
-    def state(self) -> dict[str, Any]:
+    def state_for_metadata(self) -> dict[str, Any]:
         """Return the state to store in a checkpoint, for a resumed run."""
         return {
             "metric": self._metric,

@@ -111,11 +111,11 @@ class CheckpointManager:
         if self._store is None:
             return
         start = time.monotonic()
-        self._await_pending()
+        self._await_pending_save()
         try:
             self._save(step, wait=not self._in_background)
         except CheckpointError as error:
-            self._on_failure(error)
+            self._on_save_failure(error)
         self._blocked_seconds[step] = time.monotonic() - start
 
     def save_metrics(self) -> dict[str, float]:
@@ -153,7 +153,7 @@ class CheckpointManager:
         if self._store is None:
             return False
         with suppress(CheckpointError):  # this save replaces the one that failed
-            self._await_pending()
+            self._await_pending_save()
         if self._saved_step != step:
             self._save(step, wait=True)
         return self._store.last_save is not self._reported
@@ -163,7 +163,7 @@ class CheckpointManager:
         self._last_save_time = time.monotonic()
         tensors = self._model.tensors(self._config.checkpoint.save_optimizer, frozen=False)
         texts = {CONFIG: dump_yaml(self._config.to_dict())}
-        self._prepare(step, tensors)
+        self._prepare_folder(step, tensors)
         self._nbytes = total_nbytes(tensors)
         self._store.save(step, tensors, self._metadata(), wait, texts)
         if wait:
@@ -172,7 +172,7 @@ class CheckpointManager:
         else:
             self._pending_step = step
 
-    def _await_pending(self) -> None:
+    def _await_pending_save(self) -> None:
         """Wait for the background save, and handle an error of it."""
         step, self._pending_step = self._pending_step, None
         if step is None or self._store is None:
@@ -181,9 +181,9 @@ class CheckpointManager:
             self._store.wait()
             self._saved_step, self._failures = step, 0
         except CheckpointError as error:
-            self._on_failure(error)
+            self._on_save_failure(error)
 
-    def _on_failure(self, error: CheckpointError) -> None:
+    def _on_save_failure(self, error: CheckpointError) -> None:
         """Warn about a failed save, or raise after too many in a row."""
         self._failures += 1
         if self._failures > MAX_FAILURES:
@@ -212,14 +212,14 @@ class CheckpointManager:
         return {
             "data": self._loader.state(),
             "skipped_steps": self._skipped.total,
-            "best": self._best.state(),
+            "best": self._best.state_for_metadata(),
             "config": self._config.to_dict(),
             MODEL: get_family(self._config).to_config_json(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
             **self._base,
         }
 
-    def _prepare(self, step: int | None, tensors: Arrays) -> None:
+    def _prepare_folder(self, step: int | None, tensors: Arrays) -> None:
         """Create the run's folder with its tokenizer, and check free disk space; collective.
 
         Repeated before each save, as the folder can be deleted meanwhile.
@@ -228,14 +228,14 @@ class CheckpointManager:
             CheckpointError: on all processes, if that fails or the disk has too little free space.
         """
 
-        def prepare() -> None:
+        def prepare_folder() -> None:
             assert self._store is not None
             folder = RunFolder(Path(self._config.checkpoint.save or ""))
             folder.path.mkdir(parents=True, exist_ok=True)
             self._copy_tokenizer(folder)
             self._store.check_disk_space(step, total_nbytes(tensors))
 
-        run_on_first_process(prepare)
+        run_on_first_process(prepare_folder)
 
     def _copy_tokenizer(self, folder: RunFolder) -> None:
         """Copy the tokenizer to the run's folder.
@@ -268,7 +268,7 @@ class CheckpointManager:
             say("no checkpoints will be saved: give --save DIR to be able to resume")
             return
         tensors = self._model.tensors(settings.save_optimizer, frozen=False)
-        self._prepare(None, tensors)
+        self._prepare_folder(None, tensors)
         intervals = [f"{settings.steps} steps"] if settings.steps is not None else []
         intervals += [f"{settings.minutes:g} minutes"] if settings.minutes is not None else []
         when = f"every {' and every '.join(intervals)}, and " if intervals else ""

@@ -33,7 +33,7 @@ def base_generation_config(config: RunConfig) -> Mapping[str, Any]:
             folder = (
                 Path(name)
                 if Path(name).is_dir()
-                else _local_model_or_none(name, [CONFIG, GENERATION_CONFIG])
+                else _find_local_model(name, [CONFIG, GENERATION_CONFIG])
             )
             settings = read_generation_config(folder) if folder else {}
             if settings:
@@ -54,7 +54,7 @@ def merge_multimodal_parts(
         CheckpointError: the multimodal model has another text model.
     """
     name: str | None = getattr(config.model, "multimodal_parent", None)
-    folder = None if name is None else _local_model_or_none(name)
+    folder = None if name is None else _find_local_model(name)
     if name is None:
         return files, hf_config, None
     if folder is None:
@@ -81,7 +81,7 @@ def copy_processor_configs(folder: Path, target_folder: Path) -> None:
         shutil.copy(path, target_folder)
 
 
-def _local_model_or_none(name: str, files: list[str] | None = None) -> Path | None:
+def _find_local_model(name: str, files: list[str] | None = None) -> Path | None:
     """Return the local folder of a model; None if it cannot be found or downloaded."""
     try:
         return get_local_folder(name, files)

@@ -17,7 +17,7 @@ from config.flags import UnusedFields
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
 from planning.config_loader import CONFIG_LOADER
-from planning.hardware.matrix_rate import matrix_rate
+from planning.hardware.matrix_rate import measure_matmul_rate
 from planning.hardware.resource_errors import explain_resource_errors
 from planning.plan_options import (
     RequirementsFn,
@@ -51,7 +51,8 @@ def report_throughput(
 
     Args:
         name: "finetuning" or "inference", the script and its file of presets.
-        measure: `measure(config, runs)` returns a dataclass, with a `MachineUse` as `machine`.
+        measure: `measure(config, runs)` returns a dataclass, with a `FlopsUtilization` as
+            `machine`.
         summary: formats that dataclass as one line.
         needs_of: memory and work of the program of a configuration.
         unused: fields that `measure` ignores.
@@ -129,7 +130,7 @@ def _add_options_of_training(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class MachineUse:
+class FlopsUtilization:
     """Model FLOP/s of a measured program, and its fraction of the machine's matmul rate.
 
     Attributes:
@@ -150,7 +151,7 @@ class MachineUse:
         config: RunConfig,
         requirements_fn: Callable[[RunConfig], Requirements],
         samples_per_second: float,
-    ) -> MachineUse:
+    ) -> FlopsUtilization:
         """Measure the matmul rate for a second, and compare a program's throughput with it."""
         peak = peak_host_bytes()
         execution = replace(
@@ -159,5 +160,5 @@ class MachineUse:
         requirements = requirements_fn(replace(config, execution=execution))
         flops = requirements.flops_per_sample * samples_per_second
         dtype = popxl.dtype.from_name(config.model.precision)
-        rate = matrix_rate(resolve_device_desc(config), dtype, config.num_replicas)
+        rate = measure_matmul_rate(resolve_device_desc(config), dtype, config.num_replicas)
         return cls(flops, flops / rate, peak)

@@ -49,7 +49,7 @@ from planning.hardware.memory_check import check_lower_bound
 from run.base_model_ref import BaseModelRef
 from run.export_extras import base_generation_config, copy_processor_configs, merge_multimodal_parts
 from run.initial_state import InitialState, load_weights
-from run.model_card import RunInfo, write_model_card
+from run.model_card import RunRecords, write_model_card
 from terminal.screen import is_first_process, say
 
 
@@ -57,7 +57,7 @@ def export_model(
     config: RunConfig,
     weights: Arrays,
     folder: str | Path,
-    run: RunInfo | None = None,
+    run: RunRecords | None = None,
     data_cache: DataCache | None = None,
     base: BaseModelRef | None = None,
     precision: str | None = None,
@@ -79,7 +79,7 @@ def export_model(
         CheckpointError: the folder exists and is not empty, or cannot be written.
     """
     family, adapts = get_family(config), config.adapter.rank > 0
-    exported = _select_exported(config, family.weight_map(config))
+    exported = _select_exported_weights(config, family.weight_map(config))
     if adapts:
         names = [weight.name for weight in exported.weights]
         weights = ArraysView(weights, names)
@@ -117,7 +117,7 @@ def export_model(
     say(f"wrote {'an adapter' if adapts else 'a model'}{step} for Hugging Face to {folder}")
 
 
-def _select_exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
+def _select_exported_weights(config: RunConfig, weight_map: WeightMap) -> WeightMap:
     """Select the weight mappings that an adapter file contains.
 
     These are all trainable weights, and frozen weights with new token rows, which the base lacks.
@@ -179,7 +179,7 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
     )
     return settings | {
         "ensure_weight_tying": has_tied_head(
-            weight_map, _select_exported(config, weight_map).hf_names.aliases.values()
+            weight_map, _select_exported_weights(config, weight_map).hf_names.aliases.values()
         )
     }
 
@@ -234,7 +234,7 @@ def export_checkpoint(
         )
         return
 
-    def write(start: InitialState) -> None:
+    def write_model(start: InitialState) -> None:
         weights, config_to_export = start.tensors, config
         if merge:
             quant = config.model.quant if merge == "dequantized" else None
@@ -252,7 +252,7 @@ def export_checkpoint(
                 )
 
     adapts = config.adapter.rank > 0 and not merge
-    load_weights(config, weight_map, needs_base=not adapts).load_with_fallback(write)
+    load_weights(config, weight_map, needs_base=not adapts).load_with_fallback(write_model)
 
 
 def _without_adapter(config: RunConfig) -> RunConfig:
@@ -261,11 +261,11 @@ def _without_adapter(config: RunConfig) -> RunConfig:
     return replace(config, adapter=Adapter(), training=training)
 
 
-def _run_info(config: RunConfig, start: InitialState) -> RunInfo | None:
+def _run_info(config: RunConfig, start: InitialState) -> RunRecords | None:
     """Return metadata of the run in `checkpoint.load`; None if it is not a run."""
     load = config.checkpoint.load
     if load is None or start.checkpoint is None:
         return None
     saved = start.checkpoint.metadata.get("config")
     run_config = saved if isinstance(saved, dict) else config.to_dict()
-    return RunInfo.from_checkpoint(load, start.step, run_config)
+    return RunRecords.from_checkpoint(load, start.step, run_config)

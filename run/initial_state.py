@@ -26,7 +26,7 @@ from planning.hardware.memory_check import check_lower_bound
 from run.base_model_ref import BaseModelRef
 from run.best_checkpoint import print_best_step
 from run.model_weights import has_adapters, read_weights
-from run.weight_checks import DigestChecked, check_finite
+from run.weight_checks import DigestCheckedTensors, check_finite
 from terminal.screen import say
 
 Used = TypeVar("Used")
@@ -52,7 +52,7 @@ class InitialState:
     """
 
     tensors: Arrays
-    digest_checked: DigestChecked | None = None
+    digest_checked: DigestCheckedTensors | None = None
     step: int = 0
     data: dict[str, Any] | None = None
     source: str = "random weights"
@@ -91,9 +91,9 @@ class InitialState:
             start = start.reload()
 
 
-def with_reload(find_state: Callable[[], InitialState]) -> InitialState:
+def with_reload_function(find_state: Callable[[], InitialState]) -> InitialState:
     """Return an initial state with the function that finds it again if it is damaged."""
-    return replace(find_state(), reload=partial(with_reload, find_state))
+    return replace(find_state(), reload=partial(with_reload_function, find_state))
 
 
 def has_steps(location: str | None) -> bool:
@@ -139,7 +139,7 @@ def load_weights(config: RunConfig, weight_map: WeightMap, needs_base: bool = Tr
     For a run these are the weights of its newest step, which is printed.
 
     Args:
-        needs_base: see `run.model_weights.load_base_below`.
+        needs_base: see `run.model_weights.load_missing_base_weights`.
 
     Raises:
         UserError: as `resolve_initial_state`, or `checkpoint.load` is not given.
@@ -150,7 +150,7 @@ def load_weights(config: RunConfig, weight_map: WeightMap, needs_base: bool = Tr
             "there are no weights: give --load DIR, a folder that run_finetuning.py --save wrote, "
             "or a Hugging Face model"
         )
-    return with_reload(lambda: _load_weights(config, weight_map, load, needs_base))
+    return with_reload_function(lambda: _load_weights(config, weight_map, load, needs_base))
 
 
 def _load_weights(

@@ -45,7 +45,7 @@ _TRAINING = {
 
 
 @dataclass(frozen=True)
-class RunInfo:
+class RunRecords:
     """Records of the run that trained some weights.
 
     Attributes:
@@ -59,7 +59,7 @@ class RunInfo:
     folder: RunFolder
 
     @classmethod
-    def from_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunInfo:
+    def from_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunRecords:
         """Find the records of a checkpoint's run, in its folder or up to two folders above."""
         path = Path(load)
         places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
@@ -95,7 +95,7 @@ def write_model_card(
     name: str,
     sample_format: SampleFormat,
     load: str | None,
-    run: RunInfo | None,
+    run: RunRecords | None,
     adapter: AdapterInfo | None = None,
 ) -> None:
     """Write the model card (README.md) and the loss curve to an export folder.
@@ -117,7 +117,7 @@ def write_model_card(
     (folder / FILE_NAME).write_text(card.render_markdown(), encoding="utf-8")
 
 
-def _run_card(name: str, sequence_to_sequence: bool, run: RunInfo, curve: bool) -> ModelCard:
+def _run_card(name: str, sequence_to_sequence: bool, run: RunRecords, curve: bool) -> ModelCard:
     flat = flatten_by_path(run.config)
     hub, data = _describe_data(flat)
     return ModelCard(
@@ -195,7 +195,7 @@ def _hub_and_display_name(source: str) -> tuple[str | None, str]:
     return None, ", ".join(Path(part.strip()).name for part in source.split(","))
 
 
-def _training_table(flat: Mapping[str, Any], run: RunInfo) -> TableRows:
+def _training_table(flat: Mapping[str, Any], run: RunRecords) -> TableRows:
     values = {title: flat.get(field) for title, field in _TRAINING.items()}
     table = {title: str(value) for title, value in values.items() if value is not None}
     if table.get("optimizer steps") != str(run.step):
@@ -217,7 +217,7 @@ def _describe_rounding(flat: Mapping[str, Any]) -> str:
     return "rounded to nearest" if stochastic is False else "rounded stochastically"
 
 
-def _session_tables(run: RunInfo) -> list[TableRows]:
+def _session_tables(run: RunRecords) -> list[TableRows]:
     """Return a table for each start or resume of the run."""
     by_session: list[TableRows] = []
     for session in read_sessions(run.folder):

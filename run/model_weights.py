@@ -35,7 +35,7 @@ from modelling.weights.weight_mapping import is_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
 from run.weight_checks import (
     HEAD,
-    DigestChecked,
+    DigestCheckedTensors,
     check_config_match,
     check_finite,
     check_head_exists,
@@ -61,7 +61,7 @@ def read_weights(
             or newly initialized.
         location: "random", a checkpoint, or a Hugging Face model (folder or name).
         checkpoint: the checkpoint at the location, if it is already loaded.
-        needs_base: see `load_base_below`.
+        needs_base: see `load_missing_base_weights`.
 
     Raises:
         UserError: the weights are missing, or do not fit the config.
@@ -72,7 +72,7 @@ def read_weights(
         check_checkpoint(config, weight_map, checkpoint, location)
         has_own = has_adapters(weight_map, checkpoint)
         expected = check_finite(config, checkpoint.tensors, location, weight_names(checkpoint))
-        weights = load_base_below(
+        weights = load_missing_base_weights(
             config, expected, checkpoint, weight_map, location, needs_base=needs_base
         )
         return weights if has_own else _with_adapters(
@@ -102,7 +102,7 @@ def check_checkpoint(
     check_weights_match(expected, checkpoint.tensors, weight_names(checkpoint), load, frozen)
 
 
-def load_base_below(
+def load_missing_base_weights(
     config: RunConfig,
     expected: Arrays,
     checkpoint: SavedCheckpoint,
@@ -121,7 +121,7 @@ def load_base_below(
     base = BaseModelRef.from_checkpoint(checkpoint)
     if base is None:
         return expected
-    place = config.checkpoint.base_model or base.locate(checkpoint.path, model)
+    place = config.checkpoint.base_model or base.find_checkpoint(checkpoint.path, model)
     try:
         weights, _ = read_weights(config, weight_map.without_adapters, place)
     except UserError as error:
@@ -144,7 +144,9 @@ def load_base_below(
 
     return OverlayArrays(
         expected,
-        DigestChecked(ArraysView(weights, base.sha256), base.sha256, make_error, base.sha256),
+        DigestCheckedTensors(
+            ArraysView(weights, base.sha256), base.sha256, make_error, base.sha256
+        ),
     )
 
 
@@ -167,7 +169,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
         )
     elif prefix := prefix_without_lm_head(hf_config or {}, files):
         tensors = ArraysView(files, renamed={f"{prefix}{weight}": weight for weight in files})
-    loaded = _config_of_loaded(config, hf_config, tensors, name)
+    loaded = _with_loaded_vocab_size(config, hf_config, tensors, name)
     expected = get_family(loaded).base_weight_map(loaded)
     check_config_match(loaded, hf_config, name)
     check_head_exists(loaded, expected, tensors, name)
@@ -208,7 +210,7 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
 
 
 # ---- vocabulary ---------------------------------------------------------------------------------
-def _config_of_loaded(
+def _with_loaded_vocab_size(
     config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, name: str
 ) -> RunConfig:
     """Return the config with the vocabulary size of the loaded model.
@@ -259,14 +261,14 @@ def _resize_vocabulary(
     return OverlayArrays(LazyArrays(load_fns), weights)
 
 
-def _resize_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
+def _resize_rows(weights: Arrays, name: str, rows: int, new_rows: Sequence[int]) -> np.ndarray:
     """Resize a weight to `rows` rows; new rows are the mean of the loaded rows."""
     old, is_row = weights[name], False
     if old.shape[0] == 1:  # a logits bias of shape (1, vocab_size)
         old, is_row = old.T, True
     is_old = np.ones(len(old), bool)
-    is_old[[row for row in new if row < len(old)]] = False
+    is_old[[row for row in new_rows if row < len(old)]] = False
     resized = np.empty((rows, *old.shape[1:]), old.dtype)
     resized[: len(old)] = old
-    resized[list(new)] = old[is_old].mean(axis=0, dtype=np.float64).astype(old.dtype)
+    resized[list(new_rows)] = old[is_old].mean(axis=0, dtype=np.float64).astype(old.dtype)
     return resized.T if is_row else resized

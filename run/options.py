@@ -10,7 +10,7 @@ from config.errors import ConfigError
 from terminal.parser import EXPORT_OPTION, parse_count_option, parse_path_option, parse_port_option
 
 
-def _option(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
+def _flag_field(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
     """Declare a dataclass field with its command line flag.
 
     Args:
@@ -32,64 +32,64 @@ class RunOptions:
 
     name: str
     command: str = ""
-    overwrite: bool = _option(
+    overwrite: bool = _flag_field(
         "--overwrite",
         default=False,
         action="store_true",
         help="delete the run in --save and start over, instead of resuming it",
     )
-    run_dir: str | None = _option(
+    run_dir: str | None = _flag_field(
         "--run-dir",
         metavar="DIR",
         type=parse_path_option,
         help="where config.yml, metrics.jsonl and the loss curve go; by default what --save names, "
         "else a new directory under runs/",
     )
-    wandb: bool = _option(
+    wandb: bool = _flag_field(
         "--wandb", default=False, action="store_true", help="log the run to Weights & Biases"
     )
-    wandb_name: str | None = _option(
+    wandb_name: str | None = _flag_field(
         "--wandb-name", metavar="NAME", help="name of the Weights & Biases run"
     )
-    wandb_project: str | None = _option(
+    wandb_project: str | None = _flag_field(
         "--wandb-project",
         metavar="NAME",
         help="project of the Weights & Biases run; else WANDB_PROJECT, else popxl- and the family",
     )
-    tensorboard: bool = _option(
+    tensorboard: bool = _flag_field(
         "--tensorboard",
         default=False,
         action="store_true",
         help="write TensorBoard's events to the run directory",
     )
-    preview: int = _option(
+    preview: int = _flag_field(
         "--data.preview",
         default=0,
         metavar="N",
         type=parse_count_option,
         help="print N samples as tokens, with what is learned of them",
     )
-    metrics_port: int | None = _option(
+    metrics_port: int | None = _flag_field(
         "--metrics.port",
         metavar="PORT",
         type=parse_port_option,
         help="serve the values of the last step to Prometheus; /metrics of this port",
     )
-    metrics_host: str = _option(
+    metrics_host: str = _flag_field(
         "--metrics.host",
         default="127.0.0.1",
         metavar="ADDRESS",
         help="address of this machine to serve them at; 127.0.0.1, by default, is reached from "
         "this machine alone",
     )
-    profile: int | None = _option(
+    profile: int | None = _flag_field(
         "--profile",
         metavar="STEPS",
         type=parse_count_option,
         help="write a trace of so many steps, and a table of time by phase, into the run "
         "directory; without --save and --save-hf the run ends there",
     )
-    watchdog_seconds: int = _option(
+    watchdog_seconds: int = _flag_field(
         "--watchdog_seconds",
         default=300,
         metavar="SECONDS",
@@ -97,7 +97,7 @@ class RunOptions:
         help="when a step, a save or a disk takes longer than this (300), say which process waits "
         "for what; after a signal, give up files that do not answer for so long",
     )
-    save_hf: str | None = _option("--save-hf", grouped=False, **EXPORT_OPTION)
+    save_hf: str | None = _flag_field("--save-hf", grouped=False, **EXPORT_OPTION)
 
     def __post_init__(self) -> None:
         named = {"--wandb-name": self.wandb_name, "--wandb-project": self.wandb_project}

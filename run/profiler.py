@@ -19,8 +19,8 @@ from planning.hardware.announce_devices import describe_devices
 from popxl import hardware
 from popxl.session import Timing
 from run.options import RunOptions
-from run.records.metrics_logger import WarnOnce
-from run.records.phase_table import phase_table
+from run.records.metrics_logger import OneWarningPerLogger
+from run.records.phase_table import format_phase_table
 from sessions.training import TrainingSession
 from terminal.screen import say
 
@@ -43,10 +43,10 @@ class Profiler:
         self._model, self._folder = model, folder
         self._title = f"Time by phase of {title} on {describe_devices(model.config)}"
         self._overlapped = self._serialized = Timing()
-        self._warn_once = WarnOnce()
+        self._warn_once = OneWarningPerLogger()
         self._stage_context = ExitStack()
         self._next, self._num_runs = 0, runs
-        starts = self._time_overlapped, self._time_serialized, self._trace, self._end
+        starts = self._time_overlapped, self._time_serialized, self._trace, self._write_results
         self._stage_starts: dict[int, Callable[[], None]] = {}
         if runs:
             self._stage_starts = {WARM_UP + i * runs: start for i, start in enumerate(starts)}
@@ -56,7 +56,7 @@ class Profiler:
 
     def __exit__(self, *exc: object) -> None:
         if self._stage_starts:
-            self._end()
+            self._write_results()
 
     def before_run(self) -> None:
         """Start and end measurements when they are due."""
@@ -81,14 +81,14 @@ class Profiler:
             self._model.session.timing()
         )  # names the phases in the trace
 
-    def _end(self) -> None:
+    def _write_results(self) -> None:
         """Write the table of phases if all measurements are complete."""
         self._stage_starts.clear()
         self._close_stage()
         if not (self._overlapped.num_runs and self._serialized.num_runs):
             say("the run ended before it was profiled")
             return
-        table = phase_table(self._title, self._overlapped, self._serialized)
+        table = format_phase_table(self._title, self._overlapped, self._serialized)
         with self._warn_once.warn_on_error("the table of phases"):
             write_text_atomically("the table of phases", self._folder.phase_table, table)
             name, trace_folder, first_run = (

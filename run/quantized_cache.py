@@ -79,14 +79,14 @@ class QuantizedCache(ArraysView):
             write_file_atomically(
                 "packed weights to",
                 path,
-                lambda draft: write_safetensors(draft, _arrays_with_hash(arrays)),
+                lambda draft: write_safetensors(draft, _with_sha256(arrays)),
             )
         except WriteError as error:
             self._write_failed = True
             say(f"warning: {error}; the next start quantizes again")
 
 
-def _arrays_with_hash(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def _with_sha256(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     stored = {str(n): to_c_order(str(n), array) for n, array in enumerate(arrays)}
     return {**stored, _DIGEST: _arrays_sha256(arrays)}
 

@@ -40,7 +40,7 @@ from run.reference_logps_cache import (
     remove_stale_drafts,
     write_logps_file,
 )
-from run.weight_checks import DigestChecked, check_digests
+from run.weight_checks import DigestCheckedTensors, check_digests
 from sessions.loss_evaluation import LossSession
 from sessions.session import compile_session
 from terminal.screen import is_first_process, progress_bar, say
@@ -113,7 +113,7 @@ class ReferenceLogps:
         sha256 = metadata.text(REFERENCE)
         step = metadata.text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None
         origin = BaseModelRef(metadata.text(ORIGIN), step=step) if ORIGIN in metadata else None
-        location = None if origin is None else origin.locate(checkpoint.path)
+        location = None if origin is None else origin.find_checkpoint(checkpoint.path)
         return cls(
             config, folder, sha256, origin,
             lambda: _weights_at_origin(config, sha256, location, folder),
@@ -132,7 +132,7 @@ class ReferenceLogps:
         Raises:
             UserError: the cache has no file, and the weights are no longer available.
         """
-        path = self.folder / f"{self._name(samples)}.safetensors"
+        path = self.folder / f"{self._cache_file_name(samples)}.safetensors"
         shape = len(samples), len(samples.take(np.zeros(1, np.int64))[NUM_LOSS_TOKENS]), 2
         cached = read_logps_file(path, shape)
         if not all(popdist.all_gather_object(cached is not None)):
@@ -144,7 +144,7 @@ class ReferenceLogps:
             if all(popdist.all_gather_object(cached is not None)) and cached is not None:
                 _write_cache_file(path, cached)
             else:
-                cached = self._compute(samples, path, shape)
+                cached = self._compute_logps(samples, path, shape)
         assert cached is not None, "all processes have it, or compute it together"
         return SamplesWithRefLogps(samples, cached)
 
@@ -153,14 +153,14 @@ class ReferenceLogps:
         if self.config.training.reference_cache is None and is_first_process():
             remove_stale_drafts(self.folder)
 
-    def _name(self, samples: Samples) -> str:
+    def _cache_file_name(self, samples: Samples) -> str:
         config = _reference_config(self.config)
         settings = {**config.model.to_dict(), "dropout_prob": None, "eval": None}
         if config.fp8.enabled:
             settings["fp8"] = config.fp8.to_dict()
         return _json_sha256([self.sha256, config.family, settings, samples.digest, len(samples)])
 
-    def _compute(self, samples: Samples, path: Path, shape: Shape) -> np.ndarray:
+    def _compute_logps(self, samples: Samples, path: Path, shape: Shape) -> np.ndarray:
         config, weights, first_process = (
             _reference_config(self.config),
             self.weights(),
@@ -189,7 +189,7 @@ class ReferenceLogps:
         return logps
 
 
-def _weights_sha256(config: RunConfig, tensors: DigestChecked | None) -> str:
+def _weights_sha256(config: RunConfig, tensors: DigestCheckedTensors | None) -> str:
     names = [
         weight.name for weight in get_family(config).weight_map(_reference_config(config)).weights
     ]

@@ -67,7 +67,7 @@ def read_logps_file(path: Path, shape: Shape) -> np.ndarray | None:
     return logps
 
 
-class _RecordEnd(NamedTuple):
+class _LastRecordEnd(NamedTuple):
     """End of a valid record in a draft: samples and bytes so far, and the record's SHA-256."""
 
     samples: int
@@ -90,12 +90,12 @@ class LogpsDraftFile:
         self._path, self._file = path, None
         self._logps = np.empty(shape, np.float32)
         # The chain of digests starts with the name, so that a renamed draft is invalid.
-        self._record_ends = [_RecordEnd(0, 0, hashlib.sha256(path.name.encode()).digest())]
+        self._record_ends = [_LastRecordEnd(0, 0, hashlib.sha256(path.name.encode()).digest())]
         try:
             self._file = _open_locked(path) if writes else None
             self._read()
         except FileError as error:
-            self._give_up(error)
+            self._stop_writing(error)
 
     @property
     def num_samples(self) -> int:
@@ -110,7 +110,7 @@ class LogpsDraftFile:
         """
         while self.num_samples > samples:
             self._record_ends.pop()
-        self._write(lambda file: os.ftruncate(file, self._record_ends[-1].byte))
+        self._try_write(lambda file: os.ftruncate(file, self._record_ends[-1].byte))
         return self._logps
 
     def append(self, logps: np.ndarray) -> None:
@@ -118,7 +118,7 @@ class LogpsDraftFile:
         content = np.asarray(logps, "<f4", order="C").tobytes()
         head, last = _COUNT.pack(len(logps)), self._record_ends[-1]
         sha256 = _chain_digest(last.sha256, head, content)
-        self._write(lambda file: _write_at(file, last.byte, head + sha256 + content))
+        self._try_write(lambda file: _write_at(file, last.byte, head + sha256 + content))
         self._append_values(logps, sha256)
 
     def remove(self) -> None:
@@ -137,7 +137,7 @@ class LogpsDraftFile:
         end = samples + len(logps)
         self._logps[samples:end] = logps
         record = _COUNT.size + _DIGEST_BYTES + 4 * logps.size
-        self._record_ends.append(_RecordEnd(end, byte + record, sha256))
+        self._record_ends.append(_LastRecordEnd(end, byte + record, sha256))
 
     def _read(self) -> None:
         """Read all valid records of the draft."""
@@ -173,7 +173,7 @@ class LogpsDraftFile:
         )
         return False
 
-    def _write(self, action: Callable[[int], object]) -> None:
+    def _try_write(self, action: Callable[[int], object]) -> None:
         """Change the draft, if this process appends to it and no write has failed."""
         if self._file is None:
             return
@@ -181,9 +181,9 @@ class LogpsDraftFile:
             with wrap_write_errors("the reference", self._path):
                 action(self._file)
         except WriteError as error:
-            self._give_up(error)
+            self._stop_writing(error)
 
-    def _give_up(self, error: FileError) -> None:
+    def _stop_writing(self, error: FileError) -> None:
         say(f"warning: {error}: a run that is broken off computes the reference again")
         self._close()
 

@@ -28,9 +28,9 @@ from run.initial_state import (
     has_steps,
     open_checkpoint,
     state_from_weights,
-    with_reload,
+    with_reload_function,
 )
-from run.model_weights import check_checkpoint, load_base_below
+from run.model_weights import check_checkpoint, load_missing_base_weights
 from run.quantized_cache import with_quantized_cache
 from run.weight_checks import check_digests, check_finite
 from terminal.screen import is_first_process
@@ -57,7 +57,7 @@ def resolve_initial_state(
             in `checkpoint.save` has another model or other data.
     """
 
-    def resolve() -> InitialState:
+    def find_state() -> InitialState:
         start = _resolve_once(config, weight_map, fresh)
         known_digests = {} if start.base is None else start.base.sha256  # verified on read
         tensors = check_digests(
@@ -66,7 +66,7 @@ def resolve_initial_state(
         cached = with_quantized_cache(config, tensors, known_digests or tensors.sha256)
         return replace(start, tensors=cached, digest_checked=tensors)
 
-    return with_reload(resolve)
+    return with_reload_function(find_state)
 
 
 def _resolve_once(config: RunConfig, weight_map: WeightMap, fresh: bool) -> InitialState:
@@ -76,24 +76,24 @@ def _resolve_once(config: RunConfig, weight_map: WeightMap, fresh: bool) -> Init
     )
     if save is not None and not fresh and has_checkpoint(save):
         checkpoint = load_checkpoint(save, verify=False)
-        saved = flatten_by_path(_optional_object(metadata_of(checkpoint), "config") or {})
+        saved = flatten_by_path(_read_optional_object(metadata_of(checkpoint), "config") or {})
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
             model = None if load == RANDOM or has_steps(load) else load
-            return _resume_from(
+            return _resume_from_checkpoint(
                 config, checkpoint, weight_map, save, "--overwrite starts over", model
             )
     if load is not None and config.checkpoint.load_optimizer and has_steps(load):
         checkpoint = open_checkpoint(config, weight_map, load)
         other = ", with another --save" if save is not None and _is_within(load, save) else ""
         restart_hint = f"--checkpoint.load_optimizer false{other} starts a new run from its weights"
-        return _resume_from(config, checkpoint, weight_map, load, restart_hint)
+        return _resume_from_checkpoint(config, checkpoint, weight_map, load, restart_hint)
     start = state_from_weights(config, weight_map, load or RANDOM)
     text = f"the weights of {start.source}" if start.checkpoint is not None else start.source
     return replace(start, source=text)
 
 
-def _resume_from(
+def _resume_from_checkpoint(
     config: RunConfig,
     checkpoint: SavedCheckpoint,
     weight_map: WeightMap,
@@ -132,12 +132,12 @@ def _resume_from(
     state_note = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = metadata_of(checkpoint)
     return InitialState(
-        load_base_below(config, state, checkpoint, weight_map, folder, model),
+        load_missing_base_weights(config, state, checkpoint, weight_map, folder, model),
         step=checkpoint.step,
-        data=_optional_object(metadata, "data"),
+        data=_read_optional_object(metadata, "data"),
         source=f"step {checkpoint.step} in {folder}{state_note}",
         skipped_steps=metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
-        best=_optional_object(metadata, "best"),
+        best=_read_optional_object(metadata, "best"),
         sha256=checkpoint.sha256,
         checkpoint=checkpoint,
         base=BaseModelRef.from_checkpoint(checkpoint),
@@ -145,7 +145,7 @@ def _resume_from(
     )
 
 
-def _optional_object(metadata: JsonObject, name: str) -> dict[str, Any] | None:
+def _read_optional_object(metadata: JsonObject, name: str) -> dict[str, Any] | None:
     """Return a JSON object of the metadata; None if it is missing."""
     return None if metadata.data.get(name) is None else metadata.mapping(name)
 

@@ -23,19 +23,19 @@ class SkippedSteps:
         self._max_in_a_row = max_in_a_row
         self._last: StepResult | None = None
 
-    def count(self, result: StepResult) -> None:
+    def count_step(self, result: StepResult) -> None:
         """Count a step, which was skipped or not."""
         if result.skipped:
             self.total += 1
             self._last = result
-        if not self.too_many:  # later steps of the same program run are ignored
+        if not self.too_many_in_a_row:  # later steps of the same program run are ignored
             self.in_a_row = self.in_a_row + 1 if result.skipped else 0
 
     @property
-    def too_many(self) -> bool:
+    def too_many_in_a_row(self) -> bool:
         return self.in_a_row > self._max_in_a_row
 
-    def error(self, saved_message: str) -> UserError:
+    def make_error(self, saved_message: str) -> UserError:
         """Return the error to raise after too many consecutive skipped steps.
 
         Args:

@@ -98,9 +98,9 @@ def _format_shares(sizes: Counter[str], total: int) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= MIN_SHOWN_FRACTION)
 
 
-def _module_kind(row: WeightMapping, weight: Weight) -> str:
+def _module_kind(mapping: WeightMapping, weight: Weight) -> str:
     """Return the last part of a weight's module name; "experts" for expert weights."""
-    return "experts" if row.expert_matrices else module_name(weight.name).rpartition(".")[2]
+    return "experts" if mapping.expert_matrices else module_name(weight.name).rpartition(".")[2]
 
 
 def _new_rows_warning(config: RunConfig, weight_map: WeightMap) -> list[str]:

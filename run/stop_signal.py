@@ -17,12 +17,12 @@ class StopSignal:
     """Turns the first SIGTERM or similar signal into a flag that is polled between steps.
 
     `SIGNALS` lists the signals, such as SIGUSR1 (Slurm's warning of a time limit). Processes
-    agree in `poll` on the signal.
+    agree in `poll_all_processes` on the signal.
 
     with StopSignal() as stop:
         for step in range(steps):
             train(step)
-            if stop.poll():
+            if stop.poll_all_processes():
                 save()
                 break
 
@@ -44,7 +44,7 @@ class StopSignal:
         self.finished = self.save = False
         self._previous: dict[signal.Signals, Any] = {}
 
-    def poll(self, finished: bool = False, save: bool = False) -> bool:
+    def poll_all_processes(self, finished: bool = False, save: bool = False) -> bool:
         """Exchange flags between processes; True if any process received a signal. Collective.
 
         Args:

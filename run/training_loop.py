@@ -40,7 +40,7 @@ from run.evaluation.evaluator import Evaluator, resolve_metrics
 from run.hf_export import export_model
 from run.initial_state import InitialState
 from run.learning_rate import LRSchedule, check_iterations, lr_change_message, resolve_epochs
-from run.model_card import RunInfo
+from run.model_card import RunRecords
 from run.options import RunOptions
 from run.profiler import Profiler, print_profile_plan, runs_to_profile, shorten_to_profile
 from run.records.metrics_jsonl import SAMPLES
@@ -180,7 +180,7 @@ def _set_up_and_train(
         loader = Loader.from_config(config, reference.add_to(samples))
         _restore_data_and_steps(data.config, options, loader, start)
     base_folders = _keep_base_models(config, start, reference, run_folder)
-    _print_unmirrored_bases(config, start, reference)
+    _warn_unmirrored_bases(config, start, reference)
     print_profile_plan(config, options, start.step)
     model = compile_session(lambda: TrainingSession(config), "the training program")
     evaluates = config.eval.steps is not None
@@ -237,7 +237,7 @@ def _base_models(
     return [base for base in (frozen, origin) if base is not None]
 
 
-def _print_unmirrored_bases(
+def _warn_unmirrored_bases(
     config: RunConfig, start: InitialState, reference: ReferenceLogps | None
 ) -> None:
     """Print base models that are neither in the mirror nor on the hub."""
@@ -296,7 +296,7 @@ class _TrainingRun:
         config, options, save = self.config, self.options, self.config.checkpoint.save
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
-            records = self._recorder()
+            records = self._create_metrics_logger()
             if records is not None:
                 stack.enter_context(records)
             stack.enter_context(self.checkpoints)
@@ -306,13 +306,13 @@ class _TrainingRun:
             disk = self.model.session.disk_idle_clock()
             with Watchdog(options.watchdog_seconds, disk, lambda: stop.received) as watchdog:
                 try:
-                    last = self._loop(records, profile, stop, watchdog)
+                    last = self._run_steps(records, profile, stop, watchdog)
                 except popxl.errors.DeviceMemoryError as error:
                     error.add_note(self.checkpoints.resume_message)
                     raise
             if options.save_hf is not None and stop.name is None:
                 weights, base = self.model.tensors(optimizer=False), self.start.base
-                record = RunInfo(config.to_dict(), last, self.folder)
+                record = RunRecords(config.to_dict(), last, self.folder)
                 export_model(config, weights, options.save_hf, record, self.data_cache, base)
         if config.checkpoint.keep_best is not None and save is not None:
             print_best_step(save)
@@ -325,14 +325,14 @@ class _TrainingRun:
         resumes = "" if save is None else ": the same command resumes it"
         return Interrupted(signal.Signals[stop.name], text + resumes)
 
-    def _recorder(self) -> MetricsLogger | None:
+    def _create_metrics_logger(self) -> MetricsLogger | None:
         """Create the metrics logger on process 0."""
         if not is_first_process():
             return None
         use, hardware = mfu_inputs(self.config), describe_devices(self.config)
         return MetricsLogger(self.config, self.folder, self.options, self.start.step, use, hardware)
 
-    def _loop(
+    def _run_steps(
         self, records: MetricsLogger | None, profile: Profiler, stop: StopSignal, watchdog: Watchdog
     ) -> int:
         """Run the optimizer steps, `device_iterations` per program run; returns the last step."""
@@ -343,28 +343,28 @@ class _TrainingRun:
         )
         step = self.start.step
         while step < config.training.steps:
-            watchdog.mark("meeting", f"the meeting of all before step {step + 1}")
-            stop.poll(self.best.should_stop, checkpoints.should_save(step))
+            watchdog.mark_activity("meeting", f"the meeting of all before step {step + 1}")
+            stop.poll_all_processes(self.best.should_stop, checkpoints.should_save(step))
             if stop.name is not None or stop.finished:
                 break
             if stop.save:
-                watchdog.mark("save", f"the save of step {step}", is_storage=True)
+                watchdog.mark_activity("save", f"the save of step {step}", is_storage=True)
                 checkpoints.save(step)
             steps = range(step, step + iterations)
             learning_rates = [lr_schedule(s) for s in steps]
-            watchdog.mark("batches", f"the samples of step {step + 1}")
+            watchdog.mark_activity("batches", f"the samples of step {step + 1}")
             batches = [self.loader.next_batch() for _ in steps]
             profile.before_run()
-            watchdog.mark("step", f"step {step + 1}")
+            watchdog.mark_activity("step", f"step {step + 1}")
             results = self.model.run(batches, learning_rates, step)
             step += iterations
-            watchdog.mark("evaluation", f"the evaluation after step {step}")
+            watchdog.mark_activity("evaluation", f"the evaluation after step {step}")
             validation = self._evaluate(step)
-            watchdog.mark("records", f"the records of step {step}", is_storage=True)
+            watchdog.mark_activity("records", f"the records of step {step}", is_storage=True)
             before = self.loader.num_samples_seen - iterations * config.training.global_batch_size
             for s, learning_rate, result in zip(steps, learning_rates, results, strict=True):
                 seen = before + (s + 1 - steps.start) * config.training.global_batch_size
-                self.skipped.count(result)
+                self.skipped.count_step(result)
                 if records is None:
                     continue
                 records.log_step(
@@ -378,15 +378,15 @@ class _TrainingRun:
                     **result.aux_metrics,
                     **(validation | checkpoints.save_metrics() if s == step - 1 else {}),
                 )
-            if self.skipped.too_many:
+            if self.skipped.too_many_in_a_row:
                 break
-            watchdog.mark("save", f"the save of step {step}", is_storage=True)
+            watchdog.mark_activity("save", f"the save of step {step}", is_storage=True)
             checkpoints.maybe_save(step)
-        watchdog.mark("save", f"the last save, of step {step}", is_storage=True)
+        watchdog.mark_activity("save", f"the last save, of step {step}", is_storage=True)
         if checkpoints.save_last(step) and records is not None:
             records.log_save(step, checkpoints.save_metrics())
-        if self.skipped.too_many:
-            raise self.skipped.error(checkpoints.saved_message)
+        if self.skipped.too_many_in_a_row:
+            raise self.skipped.make_error(checkpoints.saved_message)
         if stop.finished:
             self.best.print_early_stop()
         return step
@@ -427,7 +427,7 @@ def _end_completed_run(
     )
     if options.save_hf is not None and is_first_process():
         names = [weight.name for weight in get_family(config).weight_map(config).weights]
-        info = RunInfo(config.to_dict(), start.step, folder)
+        info = RunRecords(config.to_dict(), start.step, folder)
         weights = ArraysView(start.tensors, names)
         export_model(config, weights, options.save_hf, info, data_cache, start.base)
 

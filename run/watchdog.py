@@ -25,7 +25,7 @@ _NOT_RESPONDING = ", where files do not answer"
 _MAX_NAMED = 3  # other processes in a warning
 
 
-class _Activity(NamedTuple):
+class _CurrentActivity(NamedTuple):
     """The main thread's current work: its kind, description and start time."""
 
     kind: str
@@ -54,11 +54,11 @@ class Watchdog:
         """
         self._limit, self._disk, self._received = limit, disk, received
         self._longest: dict[str, float] = defaultdict(float)  # seconds, by kind
-        self._activity = _Activity("", "the start", False, time.monotonic())
+        self._activity = _CurrentActivity("", "the start", False, time.monotonic())
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
 
-    def mark(self, kind: str, description: str, is_storage: bool = False) -> None:
+    def mark_activity(self, kind: str, description: str, is_storage: bool = False) -> None:
         """Mark the start of the main thread's next activity.
 
         Args:
@@ -68,7 +68,7 @@ class Watchdog:
         """
         now, before = time.monotonic(), self._activity
         self._longest[before.kind] = max(self._longest[before.kind], now - before.since)
-        self._activity = _Activity(kind, description, is_storage, now)
+        self._activity = _CurrentActivity(kind, description, is_storage, now)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -82,7 +82,7 @@ class Watchdog:
         last_report, last_work, files = 0.0, self._activity, _FileActivity()
         while not self._over.wait(_POLL_SECONDS):
             work, silence, now = self._activity, self._disk(), time.monotonic()
-            elapsed, idle = now - work.since, files.idle()
+            elapsed, idle = now - work.since, files.idle_seconds()
             status = f"{work.description} for {elapsed:.0f} s"
             hangs = silence > self._limit
             waits = work.is_storage and min(idle, elapsed) > self._limit
@@ -120,7 +120,7 @@ class _FileActivity:
     def __init__(self) -> None:
         self._moved, self._since = 0, time.monotonic()
 
-    def idle(self) -> float:
+    def idle_seconds(self) -> float:
         """Return the seconds without file activity; 0 if unknown."""
         try:
             lines = _IO_COUNTERS.read_text().splitlines()

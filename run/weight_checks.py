@@ -132,7 +132,7 @@ def check_finite(
     return ArraysView(tensors, names, check)
 
 
-class DigestChecked(ArraysView):
+class DigestCheckedTensors(ArraysView):
     """Lazy tensors whose SHA-256 must not change after the first read, as files can be rewritten.
 
     Attributes:
@@ -172,12 +172,14 @@ class DigestChecked(ArraysView):
         return {name: self.sha256[name] for name in names_to_read}
 
 
-def check_digests(tensors: Arrays, source: str, must_match: Collection[str] = ()) -> DigestChecked:
+def check_digests(
+    tensors: Arrays, source: str, must_match: Collection[str] = ()
+) -> DigestCheckedTensors:
     """Return lazy tensors that raise CheckpointError if their files change while a run starts.
 
     Args:
         source: origin of the tensors, for messages.
-        fixed: see `DigestChecked`.
+        fixed: see `DigestCheckedTensors`.
     """
 
     def digest_error(name: str) -> CheckpointError:
@@ -186,4 +188,4 @@ def check_digests(tensors: Arrays, source: str, must_match: Collection[str] = ()
             "when nobody writes to these files, which must be the same on all hosts"
         )
 
-    return DigestChecked(tensors, must_match, digest_error)
+    return DigestCheckedTensors(tensors, must_match, digest_error)

@@ -12,7 +12,7 @@ from modelling.objectives import Objective
 _SUMS = "sums"  # among the arrays of a batch
 
 
-def tally_of(
+def compute_metric_sums(
     objective: Objective, sharding: BatchSharding, sums: np.ndarray, batch: Batch
 ) -> MetricSums:
     """Compute the metric sums of those samples that no earlier process has.

@@ -122,7 +122,7 @@ class GenerationSession(ModelSession):
         prompts = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY_SLOT)
         prompts[0, 0] = 0
         local = prompts[self._sharding.local_sample_indices(len(prompts))]
-        inputs = self._run_inputs(
+        inputs = self._make_run_inputs(
             local.reshape(-1),
             *concatenate_packed_sequences(
                 local, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0
@@ -131,7 +131,7 @@ class GenerationSession(ModelSession):
         for position in range(program.tokens.shape[1]):
             starts = self._sharding.distribute_to_replicas(np.full(len(local), position == 0))
             outputs = self._run({**inputs, program.starts_stream: starts})
-            yield self._from_replicas(outputs[program.tokens])[:1]
+            yield self._reorder_from_replicas(outputs[program.tokens])[:1]
             if not outputs[program.unfinished_stream].any():
                 return
 
@@ -144,10 +144,10 @@ class GenerationSession(ModelSession):
             prompt_indices: index of each prompt of this process's replicas, or `EMPTY_SLOT`.
             input_ids, mask: their samples.
         """
-        outputs = self._run(self._run_inputs(prompt_indices, input_ids, mask))
-        return self._from_replicas(outputs[self.program.tokens])
+        outputs = self._run(self._make_run_inputs(prompt_indices, input_ids, mask))
+        return self._reorder_from_replicas(outputs[self.program.tokens])
 
-    def _run_inputs(
+    def _make_run_inputs(
         self, prompt_indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
         """Input arrays of a run by stream; arguments as for `_run_prompts`."""
@@ -158,7 +158,7 @@ class GenerationSession(ModelSession):
             inputs[program.inputs[name]] = to_replicas(array)
         return inputs
 
-    def _from_replicas(self, tokens: np.ndarray) -> np.ndarray:
+    def _reorder_from_replicas(self, tokens: np.ndarray) -> np.ndarray:
         """Reorder tokens from replica order to sample order, without duplicates."""
         copies = tokens[:, :: self.config.execution.tensor_parallel]
         return copies.reshape(-1, *self.program.tokens.shape[1:])

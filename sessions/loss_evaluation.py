@@ -16,7 +16,7 @@ from data.samples import Batch, Samples
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
 from modelling.phases.evaluation import build_loss_program
-from sessions.aux_metrics import tally_of
+from sessions.aux_metrics import compute_metric_sums
 from sessions.session import ModelSession
 
 
@@ -40,7 +40,7 @@ class LossResult:
         return self.total / max(self.tokens, 1)
 
     @property
-    def tally(self) -> MetricSums:
+    def metric_sums(self) -> MetricSums:
         """Sums of the loss and other metrics, by name."""
         return {**self.aux_metrics, "loss": (self.total, self.tokens)}
 
@@ -83,7 +83,7 @@ class LossSession(ModelSession):
             total += loss
             tokens += self.objective.normalizer(self._sharding.drop_replicated_samples(batch))
             if sums is not None:
-                local = tally_of(self.objective, self._sharding, sums, batch)
+                local = compute_metric_sums(self.objective, self._sharding, sums, batch)
                 aux_metrics = add_metric_sums(aux_metrics, local)
             if on_progress is not None:
                 on_progress(len(indices))

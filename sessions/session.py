@@ -15,7 +15,11 @@ from checkpoints.collective_io import raise_damage_on_all_processes
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
 from modelling.weights import Variables, WeightMap
-from planning.hardware.disk_offload import check_fits, offload_compiled, offload_if_needed
+from planning.hardware.disk_offload import (
+    check_fits_memory,
+    offload_compiled_program,
+    offload_if_needed,
+)
 from planning.hardware.memory_check import return_freed_blocks
 from popxl import Variable
 from popxl_addons import NamedTensors
@@ -55,14 +59,14 @@ class ModelSession:
             return_freed_blocks()
         shared_bytes = None if weight_source is None else weight_source.host_bytes
         offload_if_needed(config, ir, shared_bytes)
-        check_fits(config, ir, shared_bytes)
+        check_fits_memory(config, ir, shared_bytes)
         self.session = popxl.Session(
             ir,
             resolve_device_desc(config),
             weights_to_host_on_exit=False,
             disk=config.execution.disk,
         )
-        offload_compiled(config, self.session, shared_bytes)
+        offload_compiled_program(config, self.session, shared_bytes)
 
     @property
     def host_bytes(self) -> int:
@@ -159,11 +163,11 @@ def compile_session(create: Callable[[], Model], name: str) -> Model:
     start = time.perf_counter()
     model = create()
     seconds = time.perf_counter() - start
-    say(f"ready after {seconds:.1f} s: {format_startup(model.session.startup_stats)}")
+    say(f"ready after {seconds:.1f} s: {format_executable_origin(model.session.startup_stats)}")
     return model
 
 
-def format_startup(startup: popxl.session.StartupStats) -> str:
+def format_executable_origin(startup: popxl.session.StartupStats) -> str:
     """Format the origin of a program's executables: compiler or cache."""
     how = "compiled"
     if startup.from_cache:

@@ -23,9 +23,9 @@ from modelling.objectives import LOSS_WEIGHT, make_objective
 from modelling.phases.training import TrainingProgram, build_training_program
 from modelling.weights import ShardReader, Variables
 from planning.placement_search import build_best_program
-from planning.program_variants import Variant
+from planning.program_variants import ProgramVariant
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
-from sessions.aux_metrics import expert_metrics, tally_of
+from sessions.aux_metrics import compute_metric_sums, expert_metrics
 from sessions.session import ModelSession
 
 
@@ -67,13 +67,13 @@ class TrainingSession(ModelSession):
         self._sharding, self._objective = BatchSharding.from_config(config), make_objective(config)
         weight_map = family.weight_map(config)
 
-        def build(variant: Variant) -> TrainingProgram:
+        def build_variant(variant: ProgramVariant) -> TrainingProgram:
             changed, saved = variant.apply_to(config), dict(variant.saved_layers)
             return build_training_program(
                 changed, family.build_phases, gradients, weight_map, saved, variant.per_pass
             )
 
-        self.program = build_best_program(config, build)
+        self.program = build_best_program(config, build_variant)
         super().__init__(config, self.program.ir, weight_map, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------
@@ -167,18 +167,24 @@ class TrainingSession(ModelSession):
         if len(batches) != iterations or len(learning_rates) != iterations:
             raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
         counts = self._count_tokens(batches)
-        arrays = [self._arrays(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)]
+        arrays = [
+            self._arrange_batch(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)
+        ]
         inputs = {
             stream: np.concatenate([by_name[name] for by_name in arrays])
             for name, stream in self.program.inputs.items()
         }
-        inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
+        inputs[self.program.learning_rate] = self._arrange_per_step(
+            np.asarray(learning_rates, np.float32)
+        )
         if self.program.seed is not None:
             inputs[self.program.seed] = self._step_seeds(first_step)
         if self.program.update_only is None:
             self._seed_rounding(first_step)
         else:
-            inputs[self.program.update_only] = self._per_step(np.zeros(iterations, np.bool_))
+            inputs[self.program.update_only] = self._arrange_per_step(
+                np.zeros(iterations, np.bool_)
+            )
             self._seed_rounding(first_step if self._pending is None else self._pending)
         results = self._step_results(self._run(inputs), counts, batches)
         if self.program.update_only is not None:
@@ -200,7 +206,7 @@ class TrainingSession(ModelSession):
         totals = np.sum(popdist.all_gather_object(local), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
-    def _arrays(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
+    def _arrange_batch(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
         """Arrange samples by stream name: arrays (micro-batches, local replicas, ...) each."""
         c, local = self.config, self._sharding.local_replicas
         samples = self._family.sample_format.to_program_inputs(batch)
@@ -212,7 +218,7 @@ class TrainingSession(ModelSession):
         arrays[LOSS_WEIGHT] = np.full(shape, weight, np.float32)
         return arrays
 
-    def _per_step(self, values: np.ndarray) -> np.ndarray:
+    def _arrange_per_step(self, values: np.ndarray) -> np.ndarray:
         """Arrange per-step values for a stream: (steps, ...) -> (transfers, local replicas, ...).
 
         A stream has a transfer for each micro-batch; those after the steps are never loaded.
@@ -230,7 +236,7 @@ class TrainingSession(ModelSession):
         steps = range(first_step, first_step + c.execution.device_iterations)
         copies = c.execution.data_parallel
         per_step = [counter_seeds(c.model.seed, step, copies) for step in steps]
-        out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
+        out = self._arrange_per_step(np.zeros((len(per_step), 2), np.uint32))
         all_replicas = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
         out[: len(per_step)] = all_replicas[:, self._sharding.local_replicas]
         return out
@@ -265,7 +271,11 @@ class TrainingSession(ModelSession):
             return [{} for _ in batches]
         local = list[MetricSums]()
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
-            local.append(tally_of(objective, sharding, sharding.gather_in_batch_order(sums), batch))
+            local.append(
+                compute_metric_sums(
+                    objective, sharding, sharding.gather_in_batch_order(sums), batch
+                )
+            )
         by_process = popdist.all_gather_object(local)
         totals = [reduce(add_metric_sums, tallies) for tallies in zip(*by_process, strict=True)]
         aux_metrics = list[dict[str, Any]]()

@@ -34,7 +34,7 @@ import run_validation
 from benchmarks import device as device_benchmark
 from checkpoints import CheckpointWarning, load_checkpoint
 from data.task import SAMPLE_FOLDER
-from planning.hardware.matrix_rate import matrix_rate
+from planning.hardware.matrix_rate import measure_matmul_rate
 from run import generated_data_benchmark
 from run.records import metrics_logger
 from run.records.loss_curve import draw_loss_curve
@@ -700,7 +700,9 @@ def test_a_benchmark_needs_a_run(benchmark, capsys):
 )
 def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys, monkeypatch):
     monkeypatch.setattr(
-        generated_data_benchmark, "matrix_rate", partial(matrix_rate, size=512, products=8)
+        generated_data_benchmark,
+        "measure_matmul_rate",
+        partial(measure_matmul_rate, size=512, products=8),
     )
     assert benchmark.main([*arguments, "--runs", "1"]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])

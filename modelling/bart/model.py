@@ -33,8 +33,8 @@ from modelling.layers import (
     MultiHeadAttention,
     StackContext,
     VocabularyEmbedding,
-    activation,
-    cast,
+    cast_if_needed,
+    get_activation,
     parameter,
 )
 from modelling.layers.encoder_decoder import EncoderFinalNorm
@@ -106,10 +106,12 @@ class ComputedPositions(Module):
 
     def build(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """input_ids and positions: int32 (batch or 1, length) -> (batch, length, hidden)."""
-        rows = cast(positions + (self.pad + 1), popxl.float32).reshape((*positions.shape, 1))
+        rows = cast_if_needed(positions + (self.pad + 1), popxl.float32).reshape(
+            (*positions.shape, 1)
+        )
         angles = rows * popxl.constant(self.rates, popxl.float32, "rates")
         x = ops.concat([ops.sin(angles), ops.cos(angles)], -1)
-        return cast(ops.where(is_token(input_ids, self.pad), x, x * 0.0), self.dtype)
+        return cast_if_needed(ops.where(is_token(input_ids, self.pad), x, x * 0.0), self.dtype)
 
 
 POSITIONS = {"learned": LearnedPositions, "stored": StoredPositions, "computed": ComputedPositions}
@@ -162,12 +164,12 @@ class BartEmbeddings(Embeddings):
         if positions is None:
             index = np.arange(input_ids.shape[1])[None]
             positions = popxl.constant(index, popxl.int32, "positions")
-        local_ids = self.layout.convert(input_ids)
+        local_ids = self.layout.transpose_if_sequence_first(input_ids)
         x = self.tokens(local_ids)
         if self.reads_padding:  # whose embedding is trained as a row of the head alone
             x = ops.where(is_token(local_ids, self.pad), x, ops.detach(x))
         x = x if self.scale == 1 else x * self.scale
-        x = x + self.layout.convert(self.embed_positions(input_ids, positions))
+        x = x + self.layout.transpose_if_sequence_first(self.embed_positions(input_ids, positions))
         return self.dropout(self.layernorm_embedding(x) if self.has_norm else x, seed)
 
 
@@ -178,7 +180,7 @@ class BartAttention(MultiHeadAttention):
     def __init__(self, c: BartModel, heads: int, causal: bool) -> None:
         hidden, std = c.hidden_size, c.init_std
         spec = AttentionSpec((hidden // heads) ** -0.5, causal=causal)
-        dropout = Dropout.from_model(c, c.attention_dropout)
+        dropout = Dropout.from_model_config(c, c.attention_dropout)
         super().__init__(heads, spec, is_chunked=not causal, dropout=dropout)
         self.qkv = FusedLinear(hidden, hidden, {f"{n}_proj": std for n in "qkv"}, bias=True)
         self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
@@ -195,7 +197,7 @@ class BartCrossAttention(CrossAttention):
 
     def __init__(self, c: BartModel, heads: int) -> None:
         hidden, std = c.hidden_size, c.init_std
-        dropout = Dropout.from_model(c, c.attention_dropout)
+        dropout = Dropout.from_model_config(c, c.attention_dropout)
         super().__init__(heads, AttentionSpec((hidden // heads) ** -0.5), dropout=dropout)
         self.q_proj = Linear(hidden, hidden, shard="out", std=std, bias=True)
         self.kv = FusedLinear(hidden, hidden, {f"{n}_proj": std for n in "kv"}, bias=True)
@@ -223,8 +225,8 @@ class BartLayer(Module):
         self.is_pre_norm = ARCHITECTURES[c.model_type].is_pre_norm
         self.self_attn = BartAttention(c, heads, causal)
         self.self_attn_layer_norm = LayerNorm(hidden, EPSILON)
-        self.act = activation(c.activation_function)
-        self.drop = Dropout.from_model(c, c.activation_dropout)
+        self.act = get_activation(c.activation_function)
+        self.drop = Dropout.from_model_config(c, c.activation_dropout)
         self.fc1 = Linear(hidden, ffn_dim, shard="out", std=std, bias=True)
         self.fc2 = Linear(ffn_dim, hidden, shard="in", std=std, bias=True)
         self.final_layer_norm = LayerNorm(hidden, EPSILON)

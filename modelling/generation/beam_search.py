@@ -21,7 +21,7 @@ from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcesso
 from modelling.generation.prompts import repeat_interleave
 from modelling.generation.search import SearchContext, SearchStepResult
 from modelling.generation.single_sequence import StatelessStrategy
-from modelling.layers import cast
+from modelling.layers import cast_if_needed
 from popxl import Tensor, ops
 
 MASKED_SCORE = -1.0e9
@@ -199,7 +199,9 @@ class BeamSearch:
             check_vocab_size(local_size * groups.tensor_parallel)
             tokens = tokens + groups.tp_rank() * local_size
             best = self._gather_vocabulary(best)
-            tokens = cast(self._gather_vocabulary(cast(tokens, popxl.float32)), popxl.int32)
+            tokens = cast_if_needed(
+                self._gather_vocabulary(cast_if_needed(tokens, popxl.float32)), popxl.int32
+            )
             beam_of_candidate = np.tile(beam_of_candidate, groups.tensor_parallel)
         top, index = ops.topk(best, self.num_candidates, 1, True, True)
         beams_tensor = popxl.constant(beam_of_candidate, popxl.int32, "beams")

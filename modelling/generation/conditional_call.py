@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import popxl
-from modelling.layers import ParallelGroups, cast
+from modelling.layers import ParallelGroups, cast_if_needed
 from popxl import Tensor, ops
 from popxl_addons import BoundGraph
 
@@ -13,10 +13,10 @@ def any_across_replicas(mask: Tensor, groups: ParallelGroups) -> Tensor:
 
     The flag decides whether collectives run, so all replicas get the same one.
     """
-    largest = ops.max(cast(mask, popxl.int32))
+    largest = ops.max(cast_if_needed(mask, popxl.int32))
     if groups.data_parallel > 1:
         largest = ops.collectives.replicated_all_reduce(largest, "max", groups.dp)
-    return cast(largest, popxl.bool)
+    return cast_if_needed(largest, popxl.bool)
 
 
 def call_graph_if(enabled: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -52,7 +52,7 @@ class DecoderTokenContext(DecoderContext):
         caches: K and V of the encoder's output, then those of the earlier tokens, (sequences,
             heads, positions, head_dim) each.
         position: position of the token, int32 scalar.
-        cross_bias: see `Packing.cross_bias`.
+        cross_bias: see `Packing.cross_attention_bias`.
         bias: position bias, float32 (1, heads, 1, positions), which also masks later positions;
             None if the blocks share none.
 
@@ -275,7 +275,7 @@ class EncoderDecoderGenerator:
     def _decoder_block_inputs(
         self, layer_type: int, mask: Tensor, position: Tensor, *bias: Tensor
     ) -> LayerInputs:
-        return [position, self._packing.cross_bias(mask, length=1), *bias]
+        return [position, self._packing.cross_attention_bias(mask, length=1), *bias]
 
 
 def _encoder_block_inputs(layer_type: int, *inputs: Tensor) -> LayerInputs:

@@ -9,7 +9,7 @@ import popxl
 from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcessors
 from modelling.generation.search import SearchContext
 from modelling.generation.single_sequence import SingleSequenceSearch, StatelessStrategy
-from modelling.layers import ParallelGroups, cast
+from modelling.layers import ParallelGroups, cast_if_needed
 from popxl import Tensor, ops
 
 LARGEST_EXACT_INTEGER = 2**24  # float32 holds every integer up to it
@@ -47,7 +47,9 @@ class GreedySearch(SingleSequenceSearch):
     def _argmax_over_tp(self, logit: Tensor, token: Tensor) -> Tensor:
         """Argmax over the tensor-parallel group: each member's (batch,) -> int32 (batch,)."""
         # One collective for both: messages this small cost only latency.
-        pair = ops.concat([_reshape_to_row(logit), _reshape_to_row(cast(token, popxl.float32))])
+        pair = ops.concat(
+            [_reshape_to_row(logit), _reshape_to_row(cast_if_needed(token, popxl.float32))]
+        )
         pairs = ops.collectives.replicated_all_gather(
             pair, group=self.groups.tp, output_shape="new_axis"
         )
@@ -55,7 +57,7 @@ class GreedySearch(SingleSequenceSearch):
         worse = ops.greater(ops.max(logits, 0, keepdims=True), logits)
         no_token = popxl.constant(LARGEST_EXACT_INTEGER, popxl.float32)
         first = ops.min(ops.where(worse, no_token, tokens), (0, 1))
-        return cast(first, popxl.int32)
+        return cast_if_needed(first, popxl.int32)
 
 
 def check_vocab_size(vocab_size: int) -> None:

@@ -19,7 +19,7 @@ from modelling.generation.generator import (
     no_layer_inputs,
 )
 from modelling.layers import LayerModules, LMHeadLoss, ParallelGroups, VocabularyEmbedding
-from modelling.layers.layer_wrapper import unwrap
+from modelling.layers.layer_wrapper import unwrap_layer
 from popxl import Tensor, TensorSpec
 from popxl_addons import BoundGraph, GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
@@ -53,12 +53,12 @@ class ResidentExecutor:
         loop_invariants: Sequence[Tensor] = (),
     ) -> Tensor:
         """Run one layer; the token embedding that the encoder owns is named `embeddings`."""
-        inner: Any = unwrap(module)
+        inner: Any = unwrap_layer(module)
         setattr(self._module, name, inner)
         if TOKENS in inner.named_children():
             self._tokens = inner.tokens
             if name != EMBEDDINGS and self._tokens.is_shared:
-                self._module.embeddings = inner.move_out(TOKENS)
+                self._module.embeddings = inner.extract_submodule(TOKENS)
         with popxl.plan.part(f"{name}/{self._stage}"):
             y: Tensor = module(x, *prompt_state, *loop_invariants)
         return y

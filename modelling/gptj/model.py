@@ -78,7 +78,7 @@ class GPTJBlock(Module):
 
     def __init__(self, c: GPTJModel) -> None:
         super().__init__()
-        self.drop = Dropout.from_model(c)
+        self.drop = Dropout.from_model_config(c)
         self.ln_1 = LayerNorm(c.hidden_size, c.layer_norm_epsilon)
         self.attn = GPTJAttention(c)
         self.mlp = GPTJMLP(c)
@@ -95,7 +95,7 @@ class GPTJBlock(Module):
         mlp_output = self.drop(self.mlp(h), seed)
         y = x + self.groups.reduce_from_tp(attn_output + mlp_output)
         bias = self.mlp.fc_out.bias
-        if self.drop.active:
+        if self.drop.is_active:
             ones = popxl.constant(np.ones(x.shape), x.dtype, "ones")
             bias = self.drop(ones * bias, seed)
         return y + bias

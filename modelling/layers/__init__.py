@@ -6,7 +6,7 @@ heads or of the feed-forward features.
 """
 
 from modelling.layers.activation_layout import ActivationLayout as ActivationLayout
-from modelling.layers.activations import activation as activation
+from modelling.layers.activations import get_activation as get_activation
 from modelling.layers.attention import Attention as Attention
 from modelling.layers.attention import AttentionSpec as AttentionSpec
 from modelling.layers.attention import merge_heads as merge_heads
@@ -22,9 +22,9 @@ from modelling.layers.encoder_decoder import DecoderContext as DecoderContext
 from modelling.layers.encoder_decoder import PositionBias as PositionBias
 from modelling.layers.encoder_decoder import StackContext as StackContext
 from modelling.layers.experts import ExpertGroup as ExpertGroup
-from modelling.layers.experts import ExpertNames as ExpertNames
 from modelling.layers.experts import Experts as Experts
 from modelling.layers.experts import ExpertUsage as ExpertUsage
+from modelling.layers.experts import ExpertWeightNames as ExpertWeightNames
 from modelling.layers.experts import MoE as MoE
 from modelling.layers.experts import Router as Router
 from modelling.layers.layer_modules import LayerModules as LayerModules
@@ -41,7 +41,7 @@ from modelling.layers.masking import invert_mask as invert_mask
 from modelling.layers.masking import padding_bias as padding_bias
 from modelling.layers.masking import segment_bias as segment_bias
 from modelling.layers.module import Module as Module
-from modelling.layers.module import cast as cast
+from modelling.layers.module import cast_if_needed as cast_if_needed
 from modelling.layers.module import parameter as parameter
 from modelling.layers.multi_head_attention import MultiHeadAttention as MultiHeadAttention
 from modelling.layers.norm import LayerNorm as LayerNorm

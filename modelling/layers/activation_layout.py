@@ -29,10 +29,10 @@ class ActivationLayout:
         """Returns the shape of activations in this layout: the three sizes, in layout order."""
         return (length, batch, hidden) if self.transposed else (batch, length, hidden)
 
-    def length(self, x: Tensor) -> int:
+    def sequence_length(self, x: Tensor) -> int:
         """Returns the sequence length of activations in this layout."""
         return x.shape[0 if self.transposed else 1]
 
-    def convert(self, t: Tensor) -> Tensor:
+    def transpose_if_sequence_first(self, t: Tensor) -> Tensor:
         """Converts (batch, length, ...) to this layout; applied twice, it is the identity."""
         return t.transpose((1, 0, *range(2, t.rank))) if self.transposed else t

@@ -62,9 +62,12 @@ def merge_heads(x: Tensor) -> Tensor:
     return transpose_heads(x).reshape((batch, length, heads * features))
 
 
-def qk_ids_in_order(queries: int, keys: int) -> list[Tensor]:
+def qk_ids_in_order(num_queries: int, num_keys: int) -> list[Tensor]:
     """Returns position ids 0, 1, ... of queries and keys: int32 (1, queries), (1, keys)."""
-    return [popxl.constant(np.arange(n)[None], popxl.int32, "positions") for n in (queries, keys)]
+    return [
+        popxl.constant(np.arange(n)[None], popxl.int32, "positions")
+        for n in (num_queries, num_keys)
+    ]
 
 
 def packed_qk_ids(segment_starts: Tensor) -> list[Tensor]:
@@ -130,7 +133,7 @@ class Attention(addons.Module):
                 Chunked attention takes no lengths.
         """
         if self.differentiable:
-            q, k, v = map(self._materialized, (q, k, v))
+            q, k, v = map(self._mark_for_storage, (q, k, v))
         floats, queries = [q, k, v, *biases], q.shape[QUERIES]
         if queries == 1:  # in generation
             return self._attend(floats, qk_ids, seed, lengths, fused=False)
@@ -158,7 +161,7 @@ class Attention(addons.Module):
 
     def _attend(
         self,
-        floats: Sequence[Tensor],
+        qkv_and_biases: Sequence[Tensor],
         qk_ids: Sequence[Tensor],
         seed: Tensor | None,
         lengths: Tensor | None = None,
@@ -168,10 +171,10 @@ class Attention(addons.Module):
         """Attends from the queries of a chunk to all keys; arguments as for `build`.
 
         Args:
-            floats: q, k, v and the biases.
+            qkv_and_biases: q, k, v and the biases.
             in_order: True if the position ids of packed samples are 0, 1, ..., as kernels assume.
         """
-        (q, k, v, *biases), spec = floats, self.spec
+        (q, k, v, *biases), spec = qkv_and_biases, self.spec
         pairs = [(qk_ids[i], qk_ids[i + 1]) for i in range(0, len(qk_ids), 2)]
         positions = pairs.pop(0) if pairs and spec.causal else None
         segments = pairs.pop() if pairs else None
@@ -195,7 +198,7 @@ class Attention(addons.Module):
             fused=fused,
         )
 
-    def _materialized(self, x: Tensor) -> Tensor:
+    def _mark_for_storage(self, x: Tensor) -> Tensor:
         """Marks x for storage until the backward pass, in the layout its kernel reads fastest.
 
         cuDNN's kernel takes (b, s, h, d), as projections produce it; a loop over tiles takes

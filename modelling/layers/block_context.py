@@ -46,7 +46,7 @@ class BlockContext:
     ) -> None:
         config = current_run_config()
         self._layout = ActivationLayout.from_config(config)
-        self._dropout = Dropout.from_model(config.model)
+        self._dropout = Dropout.from_model_config(config.model)
         self._has_dropout = config.model.has_dropout and not config.model.eval
         self._segment_starts, self._seed, self._num_seeds = segment_starts, seed, 0
         self._segment_ids, self.expert_usage = segment_ids, expert_usage
@@ -106,7 +106,7 @@ class BlockContext:
         """Adds this block's expert usage to the total; arguments as for `count_expert_usage`."""
         if self.expert_usage is not None:
             assert self._segment_ids is not None
-            token_mask = self._layout.convert(self._segment_ids)
+            token_mask = self._layout.transpose_if_sequence_first(self._segment_ids)
             usage = count_expert_usage(topk_experts, probabilities, token_mask)
             self.expert_usage = self.expert_usage + usage
 

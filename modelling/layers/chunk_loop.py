@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.module import cast
+from modelling.layers.module import cast_if_needed
 from popxl import Tensor, TensorSpec, ops
 
 ChunkFn = Callable[[Sequence[Tensor], Tensor | None], Tensor]
@@ -57,15 +57,15 @@ class ChunkLoop(addons.Module):
         def iteration(
             out: Tensor, start: Tensor, inputs: list[Tensor], seed: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            result = self.fn(self._slice_chunk(inputs, start), _chunk_seed(seed, start))
+            result = self.fn(self._slice_chunk(inputs, start), _derive_chunk_seed(seed, start))
             return self._store_chunk(out, start, result, axis), start + self._chunk_size(inputs)
 
-        spec, axis = self._chunk_graph(inputs, seed).graph.outputs[0].spec, self.out_axis
+        spec, axis = self._create_chunk_graph(inputs, seed).graph.outputs[0].spec, self.out_axis
         if axis is not None:
             spec = _resize_axis(spec, spec.shape[axis] * self.num_chunks, axis)
         out, start = ops.init(spec.shape, spec.dtype), popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, out, start, inputs, seed)
-        return ops.repeat(graph, self.num_chunks, out, start, *inputs, *_list_if_present(seed))[0]
+        return ops.repeat(graph, self.num_chunks, out, start, *inputs, *_seed_as_list(seed))[0]
 
     def build_grad(self, dy: Tensor) -> list[Tensor]:
         """Returns gradients of the differentiable inputs from the gradient of the result.
@@ -73,7 +73,7 @@ class ChunkLoop(addons.Module):
         Those of inputs that every chunk reads are summed in float32.
         """
         inputs, seed = list(self.aux.inputs), self.aux.seed
-        forward = self._chunk_graph(inputs, seed)
+        forward = self._create_chunk_graph(inputs, seed)
         differentiable = forward.graph.inputs[: self.num_differentiable]
         backward = addons.recompute_graph(forward.autodiff(grads_required=differentiable))
 
@@ -84,12 +84,15 @@ class ChunkLoop(addons.Module):
             inputs: list[Tensor],
             seed: Tensor | None,
         ) -> list[Tensor]:
-            chunk = [*self._slice_chunk(inputs, start), *_list_if_present(_chunk_seed(seed, start))]
+            chunk = [
+                *self._slice_chunk(inputs, start),
+                *_seed_as_list(_derive_chunk_seed(seed, start)),
+            ]
             if self.out_axis is not None:
                 dy = _slice_axis(
                     dy, start, dy.shape[self.out_axis] // self.num_chunks, self.out_axis
                 )
-            grads = backward.call(dy, args=_forward_values(backward, chunk))
+            grads = backward.call(dy, args=_map_forward_values(backward, chunk))
             totals = self._store_grads(totals, start, grads)
             return [*totals, start + self._chunk_size(inputs)]
 
@@ -97,10 +100,10 @@ class ChunkLoop(addons.Module):
         start = popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, totals, start, dy, inputs, seed)
         grads = ops.repeat(
-            graph, self.num_chunks, *totals, start, dy, *inputs, *_list_if_present(seed)
+            graph, self.num_chunks, *totals, start, dy, *inputs, *_seed_as_list(seed)
         )
         floats = inputs[: self.num_differentiable]
-        return [cast(grad, t.dtype) for grad, t in zip(grads, floats, strict=False)]
+        return [cast_if_needed(grad, t.dtype) for grad, t in zip(grads, floats, strict=False)]
 
     def _init_grads(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Creates zeros for the gradients; those of inputs that every chunk reads are float32."""
@@ -111,7 +114,9 @@ class ChunkLoop(addons.Module):
         self, totals: Sequence[Tensor], start: Tensor, grads: Sequence[Tensor]
     ) -> list[Tensor]:
         terms = zip(totals, grads, self.axes, strict=False)
-        return [self._store_chunk(t, start, cast(g, t.dtype), axis) for t, g, axis in terms]
+        return [
+            self._store_chunk(t, start, cast_if_needed(g, t.dtype), axis) for t, g, axis in terms
+        ]
 
     def _chunk_size(self, inputs: Sequence[Tensor]) -> int:
         axis = self.axes[0]
@@ -123,7 +128,7 @@ class ChunkLoop(addons.Module):
         size, pairs = self._chunk_size(inputs), zip(inputs, self.axes, strict=True)
         return [t if axis is None else _slice_axis(t, start, size, axis) for t, axis in pairs]
 
-    def _chunk_graph(
+    def _create_chunk_graph(
         self, inputs: Sequence[Tensor], seed: Tensor | None
     ) -> addons.GraphWithNamedArgs:
         """Creates the graph that applies `fn` to one chunk."""
@@ -162,7 +167,7 @@ class LossChunkLoop(ChunkLoop):
         Args:
             seed: uint32 (2,), from which each chunk gets a seed of its own.
         """
-        forward = self._chunk_graph(inputs, seed)
+        forward = self._create_chunk_graph(inputs, seed)
         differentiable = forward.graph.inputs[: self.num_differentiable]
         backward = forward.autodiff(grads_required=differentiable)
 
@@ -173,7 +178,10 @@ class LossChunkLoop(ChunkLoop):
             inputs: list[Tensor],
             seed: Tensor | None,
         ) -> list[Tensor]:
-            chunk = [*self._slice_chunk(inputs, start), *_list_if_present(_chunk_seed(seed, start))]
+            chunk = [
+                *self._slice_chunk(inputs, start),
+                *_seed_as_list(_derive_chunk_seed(seed, start)),
+            ]
             info = forward.call_with_info(*chunk)
             args = backward.grad_graph_info.inputs_dict(info)
             chunk_grads = backward.call(popxl.constant(1, popxl.float32), args=args)
@@ -184,7 +192,7 @@ class LossChunkLoop(ChunkLoop):
         start = popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, loss, grads, start, inputs, seed)
         loss, *grads = ops.repeat(
-            graph, self.num_chunks, loss, *grads, start, *inputs, *_list_if_present(seed)
+            graph, self.num_chunks, loss, *grads, start, *inputs, *_seed_as_list(seed)
         )
         for i in range(self.num_differentiable):
             self.aux[f"grad_{i}"] = grads[i]
@@ -195,7 +203,9 @@ class LossChunkLoop(ChunkLoop):
         """Returns gradients of the differentiable inputs from the gradient of the loss."""
         grads = (self.aux[f"grad_{i}"] for i in range(self.num_differentiable))
         pairs = zip(grads, self.aux.dtypes, strict=True)
-        return [cast(cast(grad, popxl.float32) * dy, dtype) for grad, dtype in pairs]
+        return [
+            cast_if_needed(cast_if_needed(grad, popxl.float32) * dy, dtype) for grad, dtype in pairs
+        ]
 
 
 class _ChunkModule(addons.Module):
@@ -217,15 +227,15 @@ def _resize_axis(spec: TensorSpec, size: int, axis: int) -> TensorSpec:
     return TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype)
 
 
-def _chunk_seed(seed: Tensor | None, start: Tensor) -> Tensor | None:
+def _derive_chunk_seed(seed: Tensor | None, start: Tensor) -> Tensor | None:
     return None if seed is None else ops.create_random_seed(seed, start)
 
 
-def _list_if_present(seed: Tensor | None) -> list[Tensor]:
+def _seed_as_list(seed: Tensor | None) -> list[Tensor]:
     return [] if seed is None else [seed]
 
 
-def _forward_values(
+def _map_forward_values(
     backward: addons.GraphWithNamedArgs, values: Sequence[Tensor]
 ) -> dict[Tensor, Tensor]:
     """Maps the inputs of a recomputing gradient graph to values of the forward graph's inputs."""

@@ -21,13 +21,15 @@ class Dropout:
     probability: float = 0.0
 
     @classmethod
-    def from_model(cls, model: ModelSection, probability: float | None = None) -> Dropout:
+    def from_model_config(
+        cls, model_config: ModelSection, probability: float | None = None
+    ) -> Dropout:
         """Returns dropout with the model's `dropout_prob` or `probability`; 0 in evaluation."""
-        p = model.dropout_prob if probability is None else probability
-        return cls(0.0 if model.eval else p)
+        p = model_config.dropout_prob if probability is None else probability
+        return cls(0.0 if model_config.eval else p)
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """True if the probability is above 0."""
         return self.probability > 0
 
@@ -40,7 +42,7 @@ class Dropout:
         Raises:
             ValueError: a seed is needed and missing.
         """
-        return ops.dropout(x, self._check_seed(seed), self.probability) if self.active else x
+        return ops.dropout(x, self._check_seed(seed), self.probability) if self.is_active else x
 
     def op_arguments(self, seed: Tensor | None) -> tuple[Tensor | None, float]:
         """Returns seed and probability as arguments of an op with built-in dropout.
@@ -48,7 +50,7 @@ class Dropout:
         Raises:
             ValueError: a seed is needed and missing.
         """
-        return (self._check_seed(seed) if self.active else None), self.probability
+        return (self._check_seed(seed) if self.is_active else None), self.probability
 
     def _check_seed(self, seed: Tensor | None) -> Tensor:
         if seed is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import popxl
 from modelling.layers.dropout import Dropout
 from modelling.layers.lora import TrainableTokenRows, VocabularyAdapter
-from modelling.layers.module import Module, cast, parameter
+from modelling.layers.module import Module, cast_if_needed, parameter
 from popxl import Tensor, ops
 
 
@@ -48,7 +48,7 @@ class VocabularyEmbedding(Module):
         if lora:
             a, b = lora
             delta = ops.gather(a, local_ids, zero_OOR=is_sharded) @ b
-            x = cast(cast(x, popxl.float32) + delta, x.dtype)
+            x = cast_if_needed(cast_if_needed(x, popxl.float32) + delta, x.dtype)
         return groups.reduce_from_tp(x)
 
     def embedding_weights(self) -> list[Tensor]:
@@ -77,7 +77,7 @@ class Embeddings(Module):
 
     def __init__(self, tokens: VocabularyEmbedding, scale: float = 1.0) -> None:
         super().__init__()
-        self.dropout = Dropout.from_model(self.config.model)
+        self.dropout = Dropout.from_model_config(self.config.model)
         self.tokens, self.scale = tokens, scale
 
     def build(self, input_ids: Tensor, seed: Tensor | None = None) -> Tensor:
@@ -86,5 +86,5 @@ class Embeddings(Module):
         Args:
             seed: uint32 (2,) for dropout, equal on the replicas of a tensor-parallel group.
         """
-        x = self.tokens(self.layout.convert(input_ids))
+        x = self.tokens(self.layout.transpose_if_sequence_first(input_ids))
         return self.dropout(x if self.scale == 1 else x * self.scale, seed)

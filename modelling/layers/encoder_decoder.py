@@ -78,8 +78,8 @@ class EncoderContext(StackContext):
 
     def padding_mask(self, takes_lengths: bool) -> PaddingMask:
         if takes_lengths and self._packing.examples_per_sample == 1 and self._bias is None:
-            return [], self._packing.lengths(self._mask)
-        return [self._packing.encoder_bias(self._mask)], None
+            return [], self._packing.sequence_lengths(self._mask)
+        return [self._packing.encoder_attention_bias(self._mask)], None
 
 
 class DecoderContext(StackContext):
@@ -105,8 +105,8 @@ class DecoderContext(StackContext):
             length: queries of a sequence.
         """
         if takes_lengths and self.packing.examples_per_sample == 1:
-            return [], self.packing.lengths(self._mask)
-        return [self.packing.cross_bias(self._mask, length)], None
+            return [], self.packing.sequence_lengths(self._mask)
+        return [self.packing.cross_attention_bias(self._mask, length)], None
 
     def encoder_kv(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
         """Returns encoder K and V: (batch, heads, encoder length, head_dim) each."""
@@ -126,7 +126,7 @@ class CrossAttention(MultiHeadAttention):
 
         The n sequences of a sample are joined by `Packing.pack_sequences`.
         """
-        length = self.layout.length(q) // ctx.packing.sequences_per_sample
+        length = self.layout.sequence_length(q) // ctx.packing.sequences_per_sample
         masks, lengths = ctx.encoder_padding_mask(bool(self.fused), length)
         k, v = ctx.encoder_kv(self)
         q = transpose_heads(self.split_heads(q))
@@ -164,7 +164,7 @@ class PackedEncoderEmbeddings(LayerWrapper):
         Args:
             mask: int32 (batch, length), see `Packing`.
         """
-        x: Tensor = self.layer(input_ids, seed, current_packing().positions(mask))
+        x: Tensor = self.layer(input_ids, seed, current_packing().position_ids(mask))
         return x
 
 

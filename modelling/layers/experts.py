@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import popxl
 from modelling.layers.block_context import BlockContext
 from modelling.layers.lora import ExpertAdapter
-from modelling.layers.module import Module, cast, fused_parameter, parameter
+from modelling.layers.module import Module, cast_if_needed, fused_parameter, parameter
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
 from modelling.weights.weight_mapping import Weight, WeightMapping
 from popxl import Tensor, TensorSpec, ops
@@ -103,9 +103,9 @@ class Router(Module):
 
         Shapes: float32 (tokens, k); int32 (tokens, k); float32 (tokens, num_experts).
         """
-        logits = cast(ops.matmul(x, self.weight.transpose((1, 0))), popxl.float32)
+        logits = cast_if_needed(ops.matmul(x, self.weight.transpose((1, 0))), popxl.float32)
         if self.has_bias:
-            logits = logits + cast(self.bias, popxl.float32)
+            logits = logits + cast_if_needed(self.bias, popxl.float32)
         probabilities = ops.softmax(logits, -1)
         scores = logits if self.norm_topk_prob else probabilities
         weights, experts = ops.topk(scores, self.num_experts_per_tok, -1, True, True)
@@ -115,7 +115,7 @@ class Router(Module):
 
 
 @dataclass(frozen=True)
-class ExpertNames:
+class ExpertWeightNames:
     """Names of the experts' weights in Hugging Face's files.
 
     Attributes:
@@ -197,7 +197,7 @@ class Experts(Module):
         gated_activation: GatedActivation,
         std: float,
         bias: bool = False,
-        names: ExpertNames = ExpertNames(),
+        names: ExpertWeightNames = ExpertWeightNames(),
         num_experts_in_group: int | None = None,
     ) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ class Experts(Module):
         and the gradient then repeats no matmul.
         """
         order, inverse_order, group_sizes = sorted_rows
-        rows, expected = order / topk_weights.shape[1], self._expected_rows(topk_weights)
+        rows, expected = order / topk_weights.shape[1], self._expected_num_rows(topk_weights)
         gate_up = ops.grouped_matmul(
             x, self.gate_up.weight, group_sizes, transpose=True, expected_rows=expected, rows=rows
         )
@@ -324,7 +324,7 @@ class Experts(Module):
             return y
         return self.down_adapter(hidden, y, group_sizes, expected, rows)
 
-    def _expected_rows(self, topk_weights: Tensor) -> int | None:
+    def _expected_num_rows(self, topk_weights: Tensor) -> int | None:
         """Returns the number of rows of local experts if routing is balanced; None: all rows."""
         local, total = self.num_local_experts, self.num_experts
         return None if local == total else topk_weights.nelms * local // total
@@ -333,7 +333,7 @@ class Experts(Module):
         """Sums the down projections' biases by the router's weights: (tokens, hidden)."""
         count = self.num_experts_in_group
         weights = scatter_router_weights(topk_weights, topk_experts, experts=count)
-        return ops.matmul(cast(weights, x.dtype), self.down.bias.reshape((count, -1)))
+        return ops.matmul(cast_if_needed(weights, x.dtype), self.down.bias.reshape((count, -1)))
 
 
 class MoE(Module):
@@ -414,7 +414,7 @@ class SharedExpertGate(Module):
         return (ops.tanh(half_logits) + 1.0) * 0.5  # the sigmoid
 
 
-class _ExpertsOfGroup(Module):
+class _ExpertGroupMLP(Module):
     """Holds a group's experts under the name `mlp`, as in a block."""
 
     def __init__(self, experts: Experts, hf_name: str | None) -> None:
@@ -432,7 +432,7 @@ class ExpertGroup(Module):
 
     def __init__(self, experts: Experts, hf_name: str | None = None) -> None:
         super().__init__()
-        self.mlp = _ExpertsOfGroup(experts, hf_name)
+        self.mlp = _ExpertGroupMLP(experts, hf_name)
 
     def build(
         self,

@@ -27,18 +27,18 @@ class LayerModules:
 
     @classmethod
     def from_types(
-        cls, layer_types: Sequence[Item], make: Callable[[Item], addons.Module]
+        cls, layer_types: Sequence[Item], make_layer: Callable[[Item], addons.Module]
     ) -> LayerModules:
         """Creates one module for each distinct layer type.
 
         Args:
             layer_types: the type of each layer.
-            make: creates the module of a type.
+            make_layer: creates the module of a type.
         """
         types = list(dict.fromkeys(layer_types))
-        return cls([make(t) for t in types], [types.index(t) for t in layer_types])
+        return cls([make_layer(t) for t in types], [types.index(t) for t in layer_types])
 
-    def take(self, layers: range) -> LayerModules:
+    def slice_layers(self, layers: range) -> LayerModules:
         """Returns the given consecutive layers, with the modules of their types."""
         types = self.type_of_layer[layers.start : layers.stop]
         return LayerModules.from_types(types, self.modules.__getitem__)

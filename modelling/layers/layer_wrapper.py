@@ -68,11 +68,11 @@ class PositionalInputs(LayerWrapper):
         return self.layer(**dict(zip(self._names, inputs, strict=True)), **kwargs)
 
 
-def unwrap(module: addons.Module) -> addons.Module:
+def unwrap_layer(module: addons.Module) -> addons.Module:
     """Returns the innermost layer of nested wrappers; a module that is no wrapper itself."""
-    return unwrap(module.layer) if isinstance(module, LayerWrapper) else module
+    return unwrap_layer(module.layer) if isinstance(module, LayerWrapper) else module
 
 
 def layer_class_name(module: addons.Module) -> str:
     """Returns the class name of the innermost layer that a module wraps."""
-    return type(unwrap(module)).__name__
+    return type(unwrap_layer(module)).__name__

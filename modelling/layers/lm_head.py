@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 from modelling.layers.lora import TrainableTokenRows, VocabularyAdapter
 from modelling.layers.masking import MASK_VALUE
-from modelling.layers.module import Module, cast, fused_parameter
+from modelling.layers.module import Module, cast_if_needed, fused_parameter
 from modelling.weights.weight_mapping import Weight
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
@@ -62,9 +62,9 @@ class LMHead(Module):
         Args:
             embedding_weights: see `VocabularyEmbedding`, if the head is tied.
         """
-        return self.compute_logits(self.groups.copy_to_tp(x), *self.weights(embedding_weights))
+        return self.compute_logits(self.groups.copy_to_tp(x), *self.head_weights(embedding_weights))
 
-    def weights(self, embedding_weights: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def head_weights(self, embedding_weights: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Returns the head's weight, then bias and adapter (A, B) if it has them.
 
         Shapes: weight (hidden, local vocab size), bias (local vocab size,), A (hidden, rank), B
@@ -88,18 +88,18 @@ class LMHead(Module):
 
         Args:
             x: after `copy_to_tp`.
-            bias_and_lora: results of `weights` after the weight.
+            bias_and_lora: results of `head_weights` after the weight.
         """
         shard = weight.shape[-1]
         count = int(self.has_bias)
         bias, lora = bias_and_lora[:count], bias_and_lora[count:]
         logits = self.product(x, weight, None, self.product_dtype(x))
-        logits = cast(logits, popxl.float32)
+        logits = cast_if_needed(logits, popxl.float32)
         if bias:
-            logits = logits + cast(bias[0], popxl.float32)
+            logits = logits + cast_if_needed(bias[0], popxl.float32)
         if lora:
             a, b = lora
-            logits = logits + cast(x, popxl.float32) @ a @ b
+            logits = logits + cast_if_needed(x, popxl.float32) @ a @ b
         if self.softcap is not None:
             logits = ops.tanh(logits / self.softcap) * self.softcap
         padded_size = shard * self.groups.tensor_parallel

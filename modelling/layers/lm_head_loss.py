@@ -101,7 +101,7 @@ class LMHeadLoss(Module):
         if num_chunks == 1:
             logits = self.lm_head(features, self._embedding_weights())
             return self._stats_of_logits(logits, token_inputs)
-        weights = self.lm_head.weights(self._embedding_weights())
+        weights = self.lm_head.head_weights(self._embedding_weights())
         floats = [self.groups.copy_to_tp(features), *weights]
 
         def stats_of_chunk(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
@@ -124,7 +124,7 @@ class LMHeadLoss(Module):
         """Returns the smallest number of chunks that keeps the logits within `MAX_LOGIT_BYTES`."""
         if self.is_fp8:
             return 1
-        groups, length = self.groups, self.layout.length(features)
+        groups, length = self.groups, self.layout.sequence_length(features)
         tokens = features.nelms // features.shape[-1]
         itemsize = self.lm_head.product_dtype(features).itemsize
         nbytes = itemsize * tokens * groups.vocab_shard_size(self.lm_head.vocab_size)
@@ -140,7 +140,9 @@ class LMHeadLoss(Module):
         # The features are scaled, not the logits: they are fewer.
         return x if self.scale == 1 else x * self.scale
 
-    def logits(self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None) -> Tensor:
+    def compute_logits(
+        self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None
+    ) -> Tensor:
         """x: (batch, length, hidden) -> float32 logits (batch, length, local vocab size).
 
         Args:
@@ -155,5 +157,5 @@ class LMHeadLoss(Module):
         self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None
     ) -> Tensor:
         """Computes logits of one position: (batch, 1, hidden) -> (batch, local vocab size)."""
-        logits = self.logits(x, embedding_weights)
+        logits = self.compute_logits(x, embedding_weights)
         return logits.reshape((-1, logits.shape[-1]))

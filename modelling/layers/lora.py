@@ -17,7 +17,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.layer_modules import LayerModules
-from modelling.layers.module import Module, cast, declare
+from modelling.layers.module import Module, cast_if_needed, declare_variable
 from modelling.weights import LoraSpec, WeightMap, WeightMapping
 from modelling.weights.lora import add_adapters
 from modelling.weights.weight_map import EMBEDDINGS
@@ -44,7 +44,7 @@ class LowRankMatrices(Module):
         self.scale = adapter.scale
         for name in LowRankMatrices.__annotations__:
             if f"{adapter.path}.{name}" in mappings:
-                setattr(self, name, declare(mappings[f"{adapter.path}.{name}"]))
+                setattr(self, name, declare_variable(mappings[f"{adapter.path}.{name}"]))
 
 
 class LoRA(LowRankMatrices):
@@ -98,21 +98,21 @@ class LoRA(LowRankMatrices):
         else:
             local_a, local_b = self._copy_to_tp(a), b
         delta = (dropped @ local_a @ local_b) * self.scale
-        y_float32 = cast(y, float32)
+        y_float32 = cast_if_needed(y, float32)
         if not self._dora:
-            return cast(y_float32 + delta, y.dtype)
+            return cast_if_needed(y_float32 + delta, y.dtype)
         magnitude = self.magnitude
         if self._is_input_sharded:
             magnitude = self._copy_to_tp(magnitude)
         factor = magnitude / self._row_norms(weight, a, b)
-        base = y_float32 if bias is None else y_float32 - cast(bias, float32)
-        if self._dropout.active:
-            base = ops.matmul(cast(dropped, weight.dtype), weight, output_type=float32)
-        return cast(y_float32 + base * (factor - 1) + delta * factor, y.dtype)
+        base = y_float32 if bias is None else y_float32 - cast_if_needed(bias, float32)
+        if self._dropout.is_active:
+            base = ops.matmul(cast_if_needed(dropped, weight.dtype), weight, output_type=float32)
+        return cast_if_needed(y_float32 + base * (factor - 1) + delta * factor, y.dtype)
 
     def _row_norms(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Computes DoRA's norms of the rows of W + scale * B A: float32 (out_features,)."""
-        merged = ops.detach(cast(weight, float32) + (a @ b) * self.scale)
+        merged = ops.detach(cast_if_needed(weight, float32) + (a @ b) * self.scale)
         squares = ops.sum(merged * merged, 0)
         if self._is_input_sharded and self.groups.tensor_parallel > 1:
             squares = ops.collectives.replicated_all_reduce(squares, "add", self.groups.tp)
@@ -155,7 +155,7 @@ class LinearAdapters(Module):
 
     def build(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Adds the adapters' outputs to the linear layer's output; shapes as for `LoRA.build`."""
-        x_float32, size = cast(x, float32), y.shape[-1] // len(self._mapping.weights)
+        x_float32, size = cast_if_needed(x, float32), y.shape[-1] // len(self._mapping.weights)
         if len(self._parts) == 1:
             ((_, only),) = self._parts
             return y if only is None else only(x_float32, y, weight, bias)
@@ -222,7 +222,7 @@ class ExpertAdapter(LowRankMatrices):
             group_sizes, expected_rows, rows: see `ops.grouped_matmul`.
         """
         groups: dict[str, Any] = {"sizes": group_sizes, "expected_rows": expected_rows}
-        x, a, b = cast(x, float32) * self.scale, self.lora_A, self.lora_B
+        x, a, b = cast_if_needed(x, float32) * self.scale, self.lora_A, self.lora_B
         if self._is_down:
             low_rank = ops.grouped_matmul(x, a, **groups)
             b, tokens = self._copy_to_tp(b), y.shape[0]
@@ -231,7 +231,7 @@ class ExpertAdapter(LowRankMatrices):
             a = self._copy_to_tp(a)
             low_rank = ops.grouped_matmul(x, a, **groups, transpose=True, rows=rows)
             delta = ops.grouped_matmul(low_rank, b, **groups, transpose=True)
-        return cast(cast(y, float32) + delta, y.dtype)
+        return cast_if_needed(cast_if_needed(y, float32) + delta, y.dtype)
 
     def _copy_to_tp(self, t: Tensor) -> Tensor:
         return t if self._is_expert_parallel else self.groups.copy_to_tp(t)
@@ -262,12 +262,14 @@ class TrainableTokenRows(Module):
         if self.groups.tensor_parallel > 1:
             row_ids = row_ids + self.groups.tp_rank() * rows
         token_ids = popxl.constant(self._token_ids.reshape(1, -1), popxl.int32, "tokens")
-        one_hot = cast(ops.equal(row_ids, token_ids), float32)  # (rows, tokens)
+        one_hot = cast_if_needed(ops.equal(row_ids, token_ids), float32)  # (rows, tokens)
         is_frozen = 1.0 - ops.sum(one_hot, 1, keepdims=True)
         replacement = ops.matmul(one_hot, self.groups.copy_to_tp(delta))
         if transposed:
             is_frozen, replacement = is_frozen.transpose((1, 0)), replacement.transpose((1, 0))
-        return cast(cast(matrix, float32) * is_frozen + replacement, matrix.dtype)
+        return cast_if_needed(
+            cast_if_needed(matrix, float32) * is_frozen + replacement, matrix.dtype
+        )
 
 
 class LayerAdapters:
@@ -316,7 +318,7 @@ class LayerAdapters:
                 linear.adapters = VocabularyAdapter(mapping, mappings)
             elif linear is not None:
                 linear.adapters = LinearAdapters(mapping, mappings, self._dropout, lora_a_owners)
-        module.dropout_adapters = tuple(lora_a_owners.values()) if self._dropout.active else ()
+        module.dropout_adapters = tuple(lora_a_owners.values()) if self._dropout.is_active else ()
         return module
 
     def attach_to_embeddings(self, module: ModuleT, layer: str = EMBEDDINGS) -> ModuleT:
@@ -331,20 +333,20 @@ class LayerAdapters:
         self,
         names: Sequence[str],
         layer_types: Sequence[LayerTypeT],
-        make: Callable[[LayerTypeT], Module],
+        make_layer: Callable[[LayerTypeT], Module],
     ) -> LayerModules:
         """Builds layers with adapters; layers with different adapters get different types.
 
         Args:
             names: of each layer, in the weight map.
             layer_types: the type of each layer, apart from adapters.
-            make: builds a module of a type.
+            make_layer: builds a module of a type.
         """
         mappings = [self._layers.get(name, ()) for name in names]
         adapters = [tuple(a.graph_key for m in layer for a in m.adapters) for layer in mappings]
         types = list(zip(layer_types, adapters, strict=True))
         return LayerModules.from_types(
-            types, lambda t: self.attach(make(t[0]), names[types.index(t)])
+            types, lambda t: self.attach(make_layer(t[0]), names[types.index(t)])
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import popxl
-from modelling.layers.module import cast
+from modelling.layers.module import cast_if_needed
 from popxl import Tensor, ops
 
 MASK_VALUE = -1e9
@@ -24,7 +24,7 @@ def invert_mask(mask: Tensor) -> Tensor:
 def padding_bias(mask: Tensor) -> Tensor:
     """Returns the bias that masks padding: int32 (batch, keys) -> float32 (batch, 1, 1, keys)."""
     batch, keys = mask.shape
-    dropped = cast(invert_mask(mask), popxl.float32)
+    dropped = cast_if_needed(invert_mask(mask), popxl.float32)
     return ops.reshape(dropped * MASK_VALUE, (batch, 1, 1, keys))
 
 
@@ -40,4 +40,4 @@ def segment_bias(query_segments: Tensor, key_segments: Tensor) -> Tensor:
     """
     rows = ops.reshape(query_segments, (query_segments.shape[0], 1, query_segments.shape[1], 1))
     columns = ops.reshape(key_segments, (key_segments.shape[0], 1, 1, key_segments.shape[1]))
-    return cast(ops.logical_not(ops.equal(rows, columns)), popxl.float32) * MASK_VALUE
+    return cast_if_needed(ops.logical_not(ops.equal(rows, columns)), popxl.float32) * MASK_VALUE

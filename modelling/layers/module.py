@@ -62,21 +62,21 @@ def fused_parameter(
     shard_replicas = 1
     if max_shards is not None:
         shard_replicas = max(current_run_config().execution.tensor_parallel // max_shards, 1)
-    return declare(
+    return declare_variable(
         WeightMapping(
             "", tuple(weights), transposed, shard, shard_replicas=shard_replicas, **fields
         )
     )
 
 
-def declare(mapping: WeightMapping) -> Tensor:
+def declare_variable(mapping: WeightMapping) -> Tensor:
     """Declares the variable of a weight mapping, under the attribute that it is assigned to."""
     # `Module.__setattr__` stores the declaration; `build` sees the tensor.
-    return typed(Tensor, _Declaration(mapping))
+    return typed(Tensor, _ParameterDeclaration(mapping))
 
 
 @dataclass(frozen=True)
-class _Declaration:
+class _ParameterDeclaration:
     mapping: WeightMapping
 
 
@@ -106,7 +106,7 @@ class Module(addons.Module):
             self.hf_name = hf_name
 
     def __setattr__(self, key: str, value: Any) -> None:
-        if isinstance(value, _Declaration):
+        if isinstance(value, _ParameterDeclaration):
             mapping = value.mapping
             named = tuple(replace(w, name=w.name or key) for w in mapping.weights)
             self._mappings[key] = replace(mapping, path=key, weights=named)
@@ -129,7 +129,7 @@ class Module(addons.Module):
     @property
     def groups(self) -> ParallelGroups:
         """The replica groups of the current Ir."""
-        return ParallelGroups.current(self.config.execution.tensor_parallel)
+        return ParallelGroups.from_current_ir(self.config.execution.tensor_parallel)
 
     @property
     def dtype(self) -> popxl.dtype:
@@ -144,7 +144,7 @@ class Module(addons.Module):
         """
         return HfTensorNames()
 
-    def move_out(self, name: str) -> Module:
+    def extract_submodule(self, name: str) -> Module:
         """Moves the submodule `name` into a new module and returns the new module.
 
         This module uses it as before; its variables are then those of the new module alone.
@@ -248,6 +248,6 @@ def _join_path(*names: str) -> str:
     return ".".join(filter(None, names))
 
 
-def cast(x: Tensor, dtype: popxl.dtype) -> Tensor:
+def cast_if_needed(x: Tensor, dtype: popxl.dtype) -> Tensor:
     """Casts `x` to `dtype`; returns `x` itself if it has that dtype."""
     return x if x.dtype == dtype else ops.cast(x, dtype)

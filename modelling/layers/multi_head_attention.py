@@ -62,7 +62,7 @@ class MultiHeadAttention(Module):
         self.fused = choose_fused_attention(config) if num_chunks == 1 else False
         self.window = spec.window
         self.attention = Attention(
-            Dropout.from_model(config.model) if dropout is None else dropout,
+            Dropout.from_model_config(config.model) if dropout is None else dropout,
             spec,
             num_chunks,
             differentiable=not config.model.eval,
@@ -71,11 +71,11 @@ class MultiHeadAttention(Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Splits query features into heads: (b, n, h * d) -> (b, n, h, d)."""
-        return split_heads(self.layout.convert(x), self.heads)
+        return split_heads(self.layout.transpose_if_sequence_first(x), self.heads)
 
     def split_kv_heads(self, x: Tensor) -> Tensor:
         """Splits key or value features into heads: (b, n, g * d) -> (b, n, g, d)."""
-        return split_heads(self.layout.convert(x), self.kv_heads)
+        return split_heads(self.layout.transpose_if_sequence_first(x), self.kv_heads)
 
     def attend(
         self,
@@ -115,4 +115,4 @@ class MultiHeadAttention(Module):
         """
         seed = self.groups.tp_seed(ctx.next_seed())
         y = self.attention(q, k, v, biases, seed, qk_ids, lengths)
-        return self.layout.convert(merge_heads(y))
+        return self.layout.transpose_if_sequence_first(merge_heads(y))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import popxl
-from modelling.layers.module import Module, cast, parameter
+from modelling.layers.module import Module, cast_if_needed, parameter
 from popxl import Tensor, ops
 
 
@@ -30,11 +30,11 @@ class RMSNorm(Module):
     def build(self, x: Tensor) -> Tensor:
         """x: (..., features) -> the same shape and dtype."""
         weight = self.scale()
-        x_float32 = cast(x, popxl.float32)
+        x_float32 = cast_if_needed(x, popxl.float32)
         normed = x_float32 * (1.0 / ops.sqrt(self.mean_square(x_float32) + self.eps))
         if self.unit_offset:
-            return cast(normed * (cast(weight, popxl.float32) + 1.0), x.dtype)
-        return cast(normed, x.dtype) * weight
+            return cast_if_needed(normed * (cast_if_needed(weight, popxl.float32) + 1.0), x.dtype)
+        return cast_if_needed(normed, x.dtype) * weight
 
     def scale(self) -> Tensor:
         """Returns the multiplicative weight of the norm, (features,)."""

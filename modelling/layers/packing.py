@@ -16,7 +16,7 @@ from config.sections import RunConfig
 from config.task import Seq2SeqData
 from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.masking import padding_bias, segment_bias
-from modelling.layers.module import cast
+from modelling.layers.module import cast_if_needed
 from popxl import Tensor, ops
 
 _BATCH_FIRST = ActivationLayout()
@@ -52,21 +52,21 @@ class Packing:
         """Number of decoder sequences in a sample."""
         return self.examples_per_sample * self.sequences_per_example
 
-    def encoder_bias(self, mask: Tensor) -> Tensor:
+    def encoder_attention_bias(self, mask: Tensor) -> Tensor:
         """Returns the encoder self-attention bias that masks padding and other examples.
 
         float32, broadcasts to (batch, 1, q, k).
         """
         return padding_bias(mask) if self.examples_per_sample == 1 else segment_bias(mask, mask)
 
-    def lengths(self, mask: Tensor) -> Tensor:
+    def sequence_lengths(self, mask: Tensor) -> Tensor:
         """Returns the token counts of unpacked samples, padded on the right: int32 (batch,).
 
         It is at least 1, so that the softmax of a sample that is all padding is finite.
         """
         return ops.maximum(ops.sum(mask, 1), popxl.constant(1, popxl.int32))
 
-    def cross_bias(self, mask: Tensor, length: int) -> Tensor:
+    def cross_attention_bias(self, mask: Tensor, length: int) -> Tensor:
         """Returns the cross-attention bias that masks encoder tokens of other examples.
 
         Args:
@@ -88,18 +88,20 @@ class Packing:
         belongs = ops.equal(
             mask.reshape((batch, 1, length)), self._constant_example_ids((1, -1, 1))
         )
-        has_any = ops.max(cast(belongs, popxl.int32), 2)
+        has_any = ops.max(cast_if_needed(belongs, popxl.int32), 2)
         return ops.cast(ops.reshape(has_any, (batch * self.examples_per_sample,)), popxl.bool)
 
-    def positions(self, mask: Tensor) -> Tensor:
+    def position_ids(self, mask: Tensor) -> Tensor:
         """Returns the position of each token within its example: int32 (batch, encoder length)."""
         batch, length = mask.shape
         index = popxl.constant(np.arange(length)[None], popxl.int32, "positions")
         if self.examples_per_sample == 1:
             return index
         mask, example_ids = mask.reshape((batch, length, 1)), self._constant_example_ids((1, 1, -1))
-        lengths = ops.sum(cast(ops.equal(mask, example_ids), popxl.int32), 1, keepdims=True)
-        earlier = cast(ops.greater(mask, example_ids), popxl.int32) * lengths
+        lengths = ops.sum(
+            cast_if_needed(ops.equal(mask, example_ids), popxl.int32), 1, keepdims=True
+        )
+        earlier = cast_if_needed(ops.greater(mask, example_ids), popxl.int32) * lengths
         return index - ops.sum(earlier, 2)
 
     def pack_sequences(self, x: Tensor) -> Tensor:
@@ -109,20 +111,22 @@ class Packing:
 
         n = sequences_per_sample.
         """
-        x = self.layout.convert(x)
+        x = self.layout.transpose_if_sequence_first(x)
         sequences, length, hidden = x.shape
         n = self.sequences_per_sample
-        return self.layout.convert(x.reshape((sequences // n, n * length, hidden)))
+        return self.layout.transpose_if_sequence_first(
+            x.reshape((sequences // n, n * length, hidden))
+        )
 
     def unpack_sequences(self, x: Tensor) -> Tensor:
         """Splits a sample's n decoder sequences; the inverse of `pack_sequences`.
 
         (batch, n * length, hidden) -> (batch * n, length, hidden), n = sequences_per_sample.
         """
-        x = self.layout.convert(x)
+        x = self.layout.transpose_if_sequence_first(x)
         batch, length, hidden = x.shape
         n = self.sequences_per_sample
-        return self.layout.convert(x.reshape((batch * n, length // n, hidden)))
+        return self.layout.transpose_if_sequence_first(x.reshape((batch * n, length // n, hidden)))
 
     @property
     def _example_ids(self) -> np.ndarray:

@@ -56,7 +56,7 @@ class ParallelGroups:
     dp: ReplicaGrouping
 
     @classmethod
-    def current(cls, tensor_parallel: int) -> ParallelGroups:
+    def from_current_ir(cls, tensor_parallel: int) -> ParallelGroups:
         """Returns the replica groups of the current Ir.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 import popxl
-from modelling.layers.module import cast
+from modelling.layers.module import cast_if_needed
 from popxl import Tensor, ops
 
 RopeTables = tuple[Tensor, ...]
@@ -79,9 +79,9 @@ def apply_rotary_pos_emb(x: Tensor, sin: Tensor, cos: Tensor, rotary_dim: int) -
     """
     half = rotary_dim // 2
     sin, cos = (table.reshape((*table.shape[:-1], 1, half)) for table in (sin, cos))
-    first = cast(x[..., :half], popxl.float32)
-    second = cast(x[..., half:rotary_dim], popxl.float32)
+    first = cast_if_needed(x[..., :half], popxl.float32)
+    second = cast_if_needed(x[..., half:rotary_dim], popxl.float32)
     rotated = [first * cos - second * sin, second * cos + first * sin]
-    parts = [cast(t, x.dtype) for t in rotated]
+    parts = [cast_if_needed(t, x.dtype) for t in rotated]
     unrotated = [x[..., rotary_dim:]] if rotary_dim < x.shape[-1] else []
     return ops.concat([*parts, *unrotated], -1)

@@ -25,9 +25,9 @@ from modelling.layers import (
     BlockContext,
     Embeddings,
     ExpertGroup,
-    ExpertNames,
     Experts,
     ExpertUsage,
+    ExpertWeightNames,
     FusedLinear,
     Linear,
     LMHeadLoss,
@@ -38,8 +38,8 @@ from modelling.layers import (
     Router,
     ShardedRMSNorm,
     VocabularyEmbedding,
-    activation,
-    cast,
+    cast_if_needed,
+    get_activation,
     parameter,
 )
 from modelling.llama.config_json import from_config_json, normalize_config_json, to_config_json
@@ -119,7 +119,7 @@ class LlamaMLP(Module):
     def __init__(self, c: LlamaModel, intermediate_size: int, bias: bool = False) -> None:
         super().__init__()
         hidden, std, self.model_type = c.hidden_size, c.initializer_range, c.model_type
-        self.act = activation(c.hidden_act)
+        self.act = get_activation(c.hidden_act)
         gate_up = {"gate_proj": std, "up_proj": std}
         self.gate_up = FusedLinear(hidden, intermediate_size, gate_up, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden, shard="in", std=std, bias=bias)
@@ -141,10 +141,10 @@ class LlamaMLP(Module):
 
 def make_experts(c: LlamaModel, num_experts_in_group: int | None = None) -> Experts:
     """Builds the experts of a whole layer or of one expert group."""
-    is_gpt_oss, act, limit = c.model_type == "gpt_oss", activation(c.hidden_act), c.swiglu_limit
-    names = ExpertNames(interleaved=is_gpt_oss)
+    is_gpt_oss, act, limit = c.model_type == "gpt_oss", get_activation(c.hidden_act), c.swiglu_limit
+    names = ExpertWeightNames(interleaved=is_gpt_oss)
     if c.model_type == "mixtral":
-        names = ExpertNames("w1", "w3", "w2", stacked_in="mlp")
+        names = ExpertWeightNames("w1", "w3", "w2", stacked_in="mlp")
 
     def gated_activation(gate: Tensor, up: Tensor) -> Tensor:
         return act(gate) * up if limit is None else clamped_swiglu(gate, up, limit, c.swiglu_alpha)
@@ -166,9 +166,9 @@ def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tens
     g = min(gate, limit), u = clamp(up, ±limit); arXiv:2508.10925; (..., features) -> the same shape
     and dtype, computed in float32.
     """
-    g = ops.clamp(cast(gate, popxl.float32), max=limit)
-    u = ops.clamp(cast(up, popxl.float32), -limit, limit)
-    return cast(ops.swish(g * alpha) * (u + 1.0) * (1 / alpha), gate.dtype)
+    g = ops.clamp(cast_if_needed(gate, popxl.float32), max=limit)
+    u = ops.clamp(cast_if_needed(up, popxl.float32), -limit, limit)
+    return cast_if_needed(ops.swish(g * alpha) * (u + 1.0) * (1 / alpha), gate.dtype)
 
 
 def make_moe(c: LlamaModel) -> MoE:

@@ -16,7 +16,7 @@ from modelling.layers import (
     BlockContext,
     RopeTables,
     apply_rotary_pos_emb,
-    cast,
+    cast_if_needed,
     constant_rope_tables,
 )
 from popxl import Tensor
@@ -39,7 +39,7 @@ class Rope:
         sin, cos, *query_scale = ctx.rope_tables(make_tables, q.shape[1])
         q, k = (apply_rotary_pos_emb(t, sin, cos, self._model.rotary_dim) for t in (q, k))
         for scale in query_scale:
-            q = q * cast(scale.reshape((*scale.shape, 1)), q.dtype)
+            q = q * cast_if_needed(scale.reshape((*scale.shape, 1)), q.dtype)
         return q, k
 
 

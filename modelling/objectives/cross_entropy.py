@@ -69,7 +69,11 @@ def token_losses(
         layout: of the logits.
         reduction: "sum": a scalar; "none": (batch * length,) in the order of the logits.
     """
-    local_vocab, tokens, labels = logits.shape[-1], labels.nelms, layout.convert(labels)
+    local_vocab, tokens, labels = (
+        logits.shape[-1],
+        labels.nelms,
+        layout.transpose_if_sequence_first(labels),
+    )
     logits, labels = logits.reshape((tokens, local_vocab)), labels.reshape((tokens,))
     ignored: Tensor = popxl.constant(IGNORE_INDEX, popxl.int32, "ignored")
     if groups.tensor_parallel > 1:

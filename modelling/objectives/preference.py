@@ -187,7 +187,7 @@ class PreferenceObjective(Objective):
         batch, length = labels.shape
         losses = token_losses(logits, labels, layout, groups, "none")
         shape = (length, batch) if layout.transposed else (batch, length)
-        logps = -layout.convert(losses.reshape(shape))
+        logps = -layout.transpose_if_sequence_first(losses.reshape(shape))
         n = self._sequences_per_sample
         if n == 1:
             return ops.sum(logps, 1).reshape((batch // 2, 2))

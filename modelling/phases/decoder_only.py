@@ -50,7 +50,7 @@ def build_decoder_only_phases(
     blocks = layers.map_modules(RouterOnlyBlock if streams_experts else TrainingBlock)
     first_layer = 0
     for name, count in settings.layers_per_phase("layer", len(layers.type_of_layer)).items():
-        modules = blocks.take(range(first_layer, first_layer + count))
+        modules = blocks.slice_layers(range(first_layer, first_layer + count))
         args = activations, inputs.layer_ios(extra), settings, usage_grad
         if decoder.experts is None:
             runs += build_dense_runs(name, modules, *args)

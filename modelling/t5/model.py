@@ -24,7 +24,7 @@ from modelling.layers import (
     RMSNorm,
     StackContext,
     VocabularyEmbedding,
-    activation,
+    get_activation,
 )
 from modelling.layers.encoder_decoder import EncoderFinalNorm
 from modelling.model_family import encoder_decoder_family
@@ -87,8 +87,8 @@ class T5MLP(Module):
 
     def __init__(self, c: T5Model) -> None:
         super().__init__()
-        self.act, self.scale = activation(c.activation), c.scale_ff
-        self.drop = Dropout.from_model(c)
+        self.act, self.scale = get_activation(c.activation), c.scale_ff
+        self.drop = Dropout.from_model_config(c)
         names = ("wi_0", "wi_1") if c.is_gated_act else ("wi",)
         self.wi_all = FusedLinear(c.hidden_size, c.d_ff, dict.fromkeys(names, c.hidden_size**-0.5))
         self.wo = Linear(c.d_ff, c.hidden_size, shard="in", std=c.d_ff**-0.5)
@@ -187,7 +187,7 @@ def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
         encoder_head=lambda: EncoderFinalNorm(
             RMSNorm(c.hidden_size, c.layer_norm_epsilon),
             "encoder.final_layer_norm",
-            Dropout.from_model(c),
+            Dropout.from_model_config(c),
         ),
         decoder=BlockStack(
             c.num_decoder_layers, lambda is_first: T5DecoderBlock(c, is_first), "decoder.block"
@@ -197,7 +197,7 @@ def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
             "decoder.final_layer_norm",
             1.0,
             VocabularyEmbedding(1.0, "shared", is_shared=True) if c.embedding.tied else None,
-            Dropout.from_model(c),
+            Dropout.from_model_config(c),
             scale=c.hidden_size**-0.5 if c.scale_decoder_outputs else 1.0,
         ),
         hf_embedding_names=[f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],

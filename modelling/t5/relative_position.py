@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import popxl
-from modelling.layers import MASK_VALUE, PositionBias, cast, parameter
+from modelling.layers import MASK_VALUE, PositionBias, cast_if_needed, parameter
 from popxl import Tensor, ops
 
 
@@ -83,7 +83,7 @@ class RelativePositionBias(PositionBias):
     def _bias_of_distance(self, distance: np.ndarray) -> Tensor:
         """Looks up biases of constant distances: (n,) -> float32 (local heads, n)."""
         buckets = popxl.constant(self._bucket_of_distance(distance), popxl.int32, "buckets")
-        bias = ops.transpose(cast(ops.gather(self.weight, buckets), popxl.float32))
+        bias = ops.transpose(cast_if_needed(ops.gather(self.weight, buckets), popxl.float32))
         if not self.causal:
             return bias
         return bias + popxl.constant(_causal_mask(distance), popxl.float32, "causal_mask")

@@ -50,7 +50,7 @@ def offload_if_needed(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None 
         _offload_excess(config, ir, shared_bytes)
 
 
-def offload_compiled(
+def offload_compiled_program(
     config: RunConfig, session: popxl.Session, shared_bytes: int | None = None
 ) -> None:
     """Offload more entries if the compiled program takes more memory than was estimated.
@@ -62,7 +62,7 @@ def offload_compiled(
         _offload_excess(config, session.ir, shared_bytes, session.memory_use().device)
 
 
-def check_fits(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
+def check_fits_memory(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
     """Raise NotEnoughMemoryError if a program with its disk offload does not fit host or devices.
 
     Raises:
@@ -154,7 +154,7 @@ def offload_to_disk(
         _offload_entries(ir, kinds, stored + IO_BUFFERS - free_bytes, replicas)
 
 
-def process_bytes(memory_use: popxl.plan.MemoryUse, replicas: int) -> int:
+def host_bytes_per_process(memory_use: popxl.plan.MemoryUse, replicas: int) -> int:
     """Return the host memory in bytes of a process with virtual devices.
 
     Args:

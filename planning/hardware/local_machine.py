@@ -15,7 +15,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc, resolve_platform
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
-from planning.hardware.matrix_rate import matrix_rate
+from planning.hardware.matrix_rate import measure_matmul_rate
 from planning.hardware.memory_check import host_memory
 from popxl import hardware
 from popxl.session import DeviceDesc
@@ -47,7 +47,7 @@ def measure_local_machine(config: RunConfig, folder: str | None) -> Machine:
         local = replace(local, host_memory=memory)
     if local_platform == "cpu":
         local = replace(local, memory=local.host_memory)
-    return _with_disk(local, folder)
+    return _with_disk_rates(local, folder)
 
 
 def machine_from_table(desc: DeviceDesc) -> Machine:
@@ -69,7 +69,7 @@ def machine_from_table(desc: DeviceDesc) -> Machine:
 
 
 def _measure_processor(precision: str) -> Machine:
-    rate = matrix_rate("cpu", popxl.dtype.from_name(precision), products=1, runs=_RUNS)
+    rate = measure_matmul_rate("cpu", popxl.dtype.from_name(precision), products=1, runs=_RUNS)
     block = np.zeros(_BLOCK, np.uint8)
     copy = np.empty_like(block)
     bandwidth = 2 * _BLOCK / _best_seconds(lambda: np.copyto(copy, block))
@@ -87,15 +87,15 @@ def _measure_processor(precision: str) -> Machine:
     )
 
 
-def _with_disk(machine: Machine, folder: str | None) -> Machine:
+def _with_disk_rates(machine: Machine, folder: str | None) -> Machine:
     if folder is None:
         return replace(machine, disk=shutil.disk_usage(Path.cwd()).free)
-    read, write = disk_rates(folder)
+    read, write = measure_disk_rates(folder)
     free = shutil.disk_usage(folder).free
     return replace(machine, disk=free, disk_read=read, disk_write=write)
 
 
-def disk_rates(folder: str) -> tuple[float, float]:
+def measure_disk_rates(folder: str) -> tuple[float, float]:
     """Measure the read and write bandwidth of a folder's disk in bytes per second.
 
     The requests are those of entries on disk; the rates are the better of two rounds of 256 MiB.
@@ -114,13 +114,13 @@ def disk_rates(folder: str) -> tuple[float, float]:
     return total / read, total / write
 
 
-def _best_seconds(run: Callable[[], object]) -> float:
+def _best_seconds(function: Callable[[], object]) -> float:
     """Return the shortest time of several calls, in seconds."""
-    return min(_time_call(run) for _ in range(_RUNS))
+    return min(_time_call(function) for _ in range(_RUNS))
 
 
-def _time_call(run: Callable[[], object]) -> float:
+def _time_call(function: Callable[[], object]) -> float:
     """Return the wall-clock time of a call, in seconds."""
     start = time.perf_counter()
-    run()
+    function()
     return time.perf_counter() - start

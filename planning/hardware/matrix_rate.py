@@ -12,7 +12,7 @@ from popxl.ops.fp8_e4m3_e5m2 import OPERANDS
 from popxl.session import DeviceDesc
 
 
-def matrix_rate(
+def measure_matmul_rate(
     device: DeviceDesc = "cpu",
     dtype: popxl.dtype = popxl.float32,
     replicas: int = 1,

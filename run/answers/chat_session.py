@@ -86,7 +86,7 @@ def _print_piece(text: str) -> None:
 def _run_command(session: ChatSession, line: str, name: str, value: str | None) -> str:
     """Execute a chat command and return the reply to print."""
     if line == NEW_COMMAND:
-        session.reset()
+        session.clear_history()
         return "a new conversation starts"
     if line == HELP_COMMAND:
         return (
@@ -96,7 +96,7 @@ def _run_command(session: ChatSession, line: str, name: str, value: str | None) 
     if name not in SETTINGS or value is None:
         return f"there is no command {format_value(line)}: {HELP_COMMAND} lists them"
     try:
-        session.set(name, value)
+        session.set_generation_option(name, value)
     except ConfigError as error:
         return f"error: {error}"
     return f"{name} is {value} from now on"
@@ -132,11 +132,11 @@ class ChatSession:
         self._model = None
         self._exit_stack.close()
 
-    def reset(self) -> None:
+    def clear_history(self) -> None:
         """Clear the conversation history."""
         self._messages = []
 
-    def set(self, name: str, value: str) -> None:
+    def set_generation_option(self, name: str, value: str) -> None:
         """Set a field of the generation config, such as temperature; enables its search strategy.
 
         Raises:
@@ -162,13 +162,13 @@ class ChatSession:
         mask = (np.arange(self._prompt_tokens) < length).astype(np.int32)[None]
         written: list[np.ndarray] = []
 
-        def growing() -> Iterator[str]:
+        def growing_answer() -> Iterator[str]:
             for tokens in model.stream(input_ids, mask):
                 written[:] = [tokens]
                 yield self._data.tokenizer.decode(tokens)[0]
 
         answer = ""
-        for piece in stream_words(growing()):
+        for piece in iter_completed_words(growing_answer()):
             show(piece)
             answer += piece
         warn_truncated_answers(
@@ -193,23 +193,23 @@ class ChatSession:
                 "the program that generates",
             )
 
-            def enter(start: InitialState) -> None:
+            def enter_session(start: InitialState) -> None:
                 model.write(start.tensors)
                 self._exit_stack.enter_context(model)
 
-            self._start, _ = self._start.load_with_fallback(enter)
+            self._start, _ = self._start.load_with_fallback(enter_session)
             self._model = model
         return self._model
 
     def _encode_prompt(self) -> tuple[RunConfig, np.ndarray, int]:
         """Return config, input_ids (1, prompt_tokens) and prompt length, within the context."""
         most = self._config.model.sequence_length
-        resolved_config, prompts = self._data.make_prompts([self._prompt()])
+        resolved_config, prompts = self._data.make_prompts([self._format_prompt()])
         if prompts.num_truncated and len(self._messages) > 1:
             say(f"the conversation has more than {most} tokens: the oldest messages are left out")
         while prompts.num_truncated and len(self._messages) > 1:
             del self._messages[:2]
-            resolved_config, prompts = self._data.make_prompts([self._prompt()])
+            resolved_config, prompts = self._data.make_prompts([self._format_prompt()])
         length = int(prompts.mask.sum())
         prompt_tokens = MIN_PROMPT_TOKENS
         while prompt_tokens < length:
@@ -225,7 +225,7 @@ class ChatSession:
             length,
         )
 
-    def _prompt(self) -> str:
+    def _format_prompt(self) -> str:
         try:
             return self._chat.render_prompt(
                 Conversation(self._messages).with_system_message(self._config.data.system)
@@ -234,7 +234,7 @@ class ChatSession:
             raise DataError(str(error)) from None
 
 
-def stream_words(texts: Iterable[str]) -> Iterator[str]:
+def iter_completed_words(texts: Iterable[str]) -> Iterator[str]:
     """Yield the newly completed words of a growing text, without surrounding spaces.
 
     Args:

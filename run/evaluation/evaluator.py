@@ -108,7 +108,7 @@ class Evaluator:
             with self._losses, bar:
                 loss = self._losses.compute(self._samples, bar.update)
             metrics_of = self._losses.objective.metrics.items()
-            values |= {name: metric(loss.tally) for name, metric in metrics_of}
+            values |= {name: metric(loss.metric_sums) for name, metric in metrics_of}
         predictions: list[Prediction] = []
         by_direction: dict[str, dict[str, Any]] = {}
         if self._predictor is not None:

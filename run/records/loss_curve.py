@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from files.atomic_writing import write_file_atomically
-from run.records.metrics_jsonl import StepMetrics, column
+from run.records.metrics_jsonl import StepMetrics, metric_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,12 +41,12 @@ def draw_loss_curve(steps_metrics: Sequence[StepMetrics], path: Path, title: str
     rewards = any("rewards/margins" in row for row in steps_metrics)
     heights = [3, 2, 1] if rewards else [3, 1]
     above, *between, below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-    steps = column(steps_metrics, "step")
+    steps = metric_values(steps_metrics, "step")
     _draw_loss(above, steps_metrics, steps)
     for axes in between:
         _draw_rewards(axes, steps_metrics, steps)
     above.set_title(title, loc="left")
-    below.plot(steps, column(steps_metrics, "learning_rate"), color=LR_COLOR, linewidth=1.5)
+    below.plot(steps, metric_values(steps_metrics, "learning_rate"), color=LR_COLOR, linewidth=1.5)
     below.set_ylabel("learning rate")
     below.set_ylim(bottom=0)
     below.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
@@ -59,7 +59,7 @@ def draw_loss_curve(steps_metrics: Sequence[StepMetrics], path: Path, title: str
 
 def _draw_rewards(axes: Axes, steps_metrics: Sequence[StepMetrics], steps: Sequence[float]) -> None:
     for name, color in REWARD_COLORS.items():
-        axes.plot(steps, column(steps_metrics, name), color=color, linewidth=1.5, label=name)
+        axes.plot(steps, metric_values(steps_metrics, name), color=color, linewidth=1.5, label=name)
     axes.set_ylabel("reward")
     axes.legend(frameon=False)
 
@@ -83,13 +83,16 @@ def centered_mean(values: Sequence[float], span: float) -> np.ndarray:
 
 
 def _draw_loss(axes: Axes, steps_metrics: Sequence[StepMetrics], steps: Sequence[float]) -> None:
-    losses = column(steps_metrics, "loss")
+    losses = metric_values(steps_metrics, "loss")
     axes.plot(steps, losses, color=LOSS_COLOR, alpha=0.3, linewidth=1, label="loss of a step")
     smoothed = centered_mean(losses, len(losses) / 25)
     axes.plot(steps, smoothed, color=LOSS_COLOR, linewidth=2, label="smoothed")
     evaluated = [row for row in steps_metrics if EVAL_LOSS in row]
     if evaluated:
-        eval_steps, eval_losses = column(evaluated, "step"), column(evaluated, EVAL_LOSS)
+        eval_steps, eval_losses = (
+            metric_values(evaluated, "step"),
+            metric_values(evaluated, EVAL_LOSS),
+        )
         axes.plot(
             eval_steps,
             eval_losses,

@@ -69,7 +69,7 @@ class MetricsFile:
             self._path.open("ab", buffering=0) as file,
         ):
             before = file.tell()
-            line = _to_line(metrics, samples).encode()
+            line = _format_json_line(metrics, samples).encode()
             try:
                 if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -102,7 +102,7 @@ def read_metrics(path: Path, names: Collection[str] | None = None) -> list[StepM
     return list(steps.values())
 
 
-def column(rows: Sequence[StepMetrics], name: str) -> list[float]:
+def metric_values(rows: Sequence[StepMetrics], name: str) -> list[float]:
     """Return the values of one metric over the steps, nan where missing."""
     return [metrics.get(name, math.nan) for metrics in rows]
 
@@ -131,7 +131,7 @@ def _move_damaged(path: Path, lines: Sequence[bytes]) -> None:
     )
 
 
-def _to_line(metrics: Mapping[str, float], samples: Sequence[PredictionSample]) -> str:
+def _format_json_line(metrics: Mapping[str, float], samples: Sequence[PredictionSample]) -> str:
     # JSON has no nan or inf, so they are written as strings, which `float` parses.
     plain = {
         name: value if math.isfinite(value) else str(float(value))

@@ -26,7 +26,7 @@ from run.records.wandb_log import WandbLog
 from terminal.screen import say
 
 
-class WarnOnce:
+class OneWarningPerLogger:
     """Turns exceptions of loggers into warnings, one for each logger."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class MetricsLogger:
         Raises:
             UserError: the folder cannot be written, or a sink cannot be used.
         """
-        self._warn_once = WarnOnce()
+        self._warn_once = OneWarningPerLogger()
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"
         self._session = RunSession(first_step, options.command, hardware)
         self._folder, self._config = folder, config

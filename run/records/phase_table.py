@@ -17,7 +17,7 @@ _HEAD = ("phase", "dispatch", "wait", "loads", "ms", "segments", "ms", "stores",
          "serial", "share")  # fmt: skip
 
 
-def phase_table(title: str, overlapped: Timing, serialized: Timing) -> str:
+def format_phase_table(title: str, overlapped: Timing, serialized: Timing) -> str:
     """Format the table of time by phase.
 
     Args:
@@ -48,9 +48,10 @@ def _format_totals(overlapped: Timing, serialized: Timing) -> str:
     total = overlapped.seconds / overlapped.num_runs
     return "\n".join(
         [
-            f"with overlap     {_ms(total)} ms: dispatch {_ms(dispatch)}, wait {_ms(wait)}, and "
-            f"{_ms(total - dispatch - wait)} for inputs, results and the end",
-            f"without overlap  {_ms(serialized.seconds / serialized.num_runs)} ms",
+            f"with overlap     {_format_milliseconds(total)} ms: dispatch "
+            f"{_format_milliseconds(dispatch)}, wait {_format_milliseconds(wait)}, and "
+            f"{_format_milliseconds(total - dispatch - wait)} for inputs, results and the end",
+            f"without overlap  {_format_milliseconds(serialized.seconds / serialized.num_runs)} ms",
             f"measured         {overlapped.num_runs} runs with overlap, {serialized.num_runs} "
             "without",
         ]
@@ -63,13 +64,13 @@ def _phase_row(label: str, overlapped: Timing, serialized: Timing) -> tuple[str,
     total = part.seconds + part.wait_seconds
     return (
         label or REST,
-        _ms(seen.seconds / overlapped.num_runs),
-        _ms(seen.wait_seconds / overlapped.num_runs),
+        _format_milliseconds(seen.seconds / overlapped.num_runs),
+        _format_milliseconds(seen.wait_seconds / overlapped.num_runs),
         *_format_work(part.loads, runs),
         *_format_work(part.runs, runs),
         *_format_work(part.stores, runs),
-        _ms((part.host_steps.seconds + part.host_steps.wait_seconds) / runs),
-        _ms(total / runs),
+        _format_milliseconds((part.host_steps.seconds + part.host_steps.wait_seconds) / runs),
+        _format_milliseconds(total / runs),
         f"{total / serialized.seconds:.0%}",
     )
 
@@ -77,14 +78,14 @@ def _phase_row(label: str, overlapped: Timing, serialized: Timing) -> tuple[str,
 def _total_row(overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
     total = _total_per_run(serialized, "seconds") + _total_per_run(serialized, "wait_seconds")
     times = (
-        _ms(_total_per_run(overlapped, "seconds")),
-        _ms(_total_per_run(overlapped, "wait_seconds")),
+        _format_milliseconds(_total_per_run(overlapped, "seconds")),
+        _format_milliseconds(_total_per_run(overlapped, "wait_seconds")),
     )
     return (
         "total",
         *times,
         *[""] * 7,
-        _ms(total),
+        _format_milliseconds(total),
         f"{total * serialized.num_runs / serialized.seconds:.0%}",
     )
 
@@ -94,7 +95,7 @@ def _total_per_run(timing: Timing, name: str) -> float:
 
 
 def _format_work(sums: TimingSums, runs: int) -> tuple[str, str]:
-    return f"{sums.count / runs:g}", _ms((sums.seconds + sums.wait_seconds) / runs)
+    return f"{sums.count / runs:g}", _format_milliseconds((sums.seconds + sums.wait_seconds) / runs)
 
 
 def _slowest_segments(serialized: Timing) -> str:
@@ -116,5 +117,5 @@ def _align_columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _ms(seconds: float) -> str:
+def _format_milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"

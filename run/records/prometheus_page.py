@@ -37,7 +37,7 @@ class QuietRequestHandler(WSGIRequestHandler):
         return io.StringIO()
 
 
-class BoundedServer(ThreadingMixIn, WSGIServer):
+class ConnectionLimitedServer(ThreadingMixIn, WSGIServer):
     """HTTP server with a thread for each of at most `MAX_CONNECTIONS` connections."""
 
     daemon_threads = True
@@ -119,7 +119,7 @@ class PrometheusPage:
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server = BoundedServer(host, port, make_wsgi_app(registry))
+            self._server = ConnectionLimitedServer(host, port, make_wsgi_app(registry))
         except OSError as error:
             reason = error.strerror or str(error)
             raise UserError(

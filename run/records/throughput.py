@@ -78,17 +78,17 @@ def mfu_inputs(config: RunConfig) -> MfuInputs:
     desc, replicas = resolve_device_desc(config), config.num_replicas
     instances = popdist.getNumInstances()
 
-    def peak() -> int | None:
+    def peak_flops() -> int | None:
         return hardware.peak_device_bytes(desc, replicas, instances)
 
     machine = machine_for_device_kind(hardware.device_kinds(desc, replicas, instances)[0])
     rate = machine.flops.get(config.model.precision) if machine else None
     if rate is None:
-        return MfuInputs(device_bytes=peak)
+        return MfuInputs(device_bytes=peak_flops)
     execution = replace(config.execution, activations="keep", attention_serialisation=1)
     requirements = finetuning_requirements(replace(config, execution=execution))
     flops = requirements.flops_per_sample * config.training.global_batch_size
-    return MfuInputs(flops, rate * replicas, peak)
+    return MfuInputs(flops, rate * replicas, peak_flops)
 
 
 def throughput_metrics(

@@ -197,7 +197,7 @@ def test_the_rows_are_the_programs(program):
 def test_the_grids_are_the_programs():
     ir = popxl.Ir(replication=replica_grid.COPIES * replica_grid.SHARDS)
     with ir.main_graph:
-        groups = ParallelGroups.current(replica_grid.SHARDS)
+        groups = ParallelGroups.from_current_ir(replica_grid.SHARDS)
     shared_over = (groups.sharded, groups.replicated, groups.tp)
     for sharing, grouping in zip(rts_groups.DISTRIBUTIONS, shared_over, strict=True):
         for copy, shard in itertools.product(range(2), range(4)):

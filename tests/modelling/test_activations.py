@@ -22,7 +22,7 @@ import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
 from modelling.phases.training import TrainingProgram, build_training_program
-from planning.program_variants import Build, Variant
+from planning.program_variants import Build, ProgramVariant
 from popxl._compile import platforms
 from popxl._run import program
 from sessions import training as sessions
@@ -108,7 +108,7 @@ def _two_memories(
     """
 
     def placed(config: RunConfig, build: Build) -> TrainingProgram:
-        variant = Variant(per_pass or config.gradient_accumulation)
+        variant = ProgramVariant(per_pass or config.gradient_accumulation)
         program = build(variant)
         if kinds:
             names = list(program.phases_by_type.values())[-kinds:]

@@ -49,7 +49,7 @@ def _bits(model: TrainingSession) -> dict[str, bytes]:
 
 def _spoil_step(model: TrainingSession, spoilt: int) -> None:
     """Makes the loss of one step infinite."""
-    arrays_of, calls = model._arrays, []
+    arrays_of, calls = model._arrange_batch, []
 
     def spoiling(*args: Any) -> dict[str, np.ndarray]:
         found = arrays_of(*args)
@@ -58,7 +58,7 @@ def _spoil_step(model: TrainingSession, spoilt: int) -> None:
             found["weight"][0, 0] = np.inf
         return found
 
-    model._arrays = spoiling  # type: ignore[method-assign]
+    model._arrange_batch = spoiling  # type: ignore[method-assign]
 
 
 def train(config: RunConfig, batches: list[Any], restart: bool = False) -> Found:

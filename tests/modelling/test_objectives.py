@@ -34,7 +34,9 @@ class SquaredReward(Objective):
         layout: ActivationLayout,
         groups: ParallelGroups,
     ) -> Tensor:
-        reward = layout.convert(inputs["reward"]).reshape((*logits.shape[:2], 1))
+        reward = layout.transpose_if_sequence_first(inputs["reward"]).reshape(
+            (*logits.shape[:2], 1)
+        )
         return ops.sum(logits * reward, [1, 2])
 
     def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:

@@ -17,7 +17,7 @@ import popxl
 from config.errors import ConfigError
 from modelling.phases.training import build_training_program
 from planning.hardware import disk_offload
-from planning.program_variants import Variant, default_variant
+from planning.program_variants import ProgramVariant, default_variant
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config
@@ -225,7 +225,7 @@ def test_one_cpu_device_takes_one_micro_batch_at_a_time(
 ) -> None:
     config = small_config().with_values({"execution.device": "cpu", **fields})
     variant = default_variant(config)
-    assert variant == Variant(per_pass, variant.saved_layers)
+    assert variant == ProgramVariant(per_pass, variant.saved_layers)
     assert bool(variant.saved_layers) == (per_pass == 1), "else memory would grow"
 
 

@@ -71,7 +71,7 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
 
     def loss(sums: popxl.Tensor, texts: list[popxl.Tensor]) -> popxl.Tensor:
         return objective.loss(sums, dict(zip(objective.sequence_inputs, texts, strict=True)),
-                              ParallelGroups.current(1))  # fmt: skip
+                              ParallelGroups.from_current_ir(1))  # fmt: skip
 
     ir = popxl.Ir()
     with ir.main_graph:

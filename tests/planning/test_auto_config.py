@@ -73,8 +73,8 @@ DATA = ("--data.train", "rows.jsonl")
 
 def machine(monkeypatch, devices: int, memory: float = 80e9, bits: bool = True) -> None:
     """Pretend to be on a machine with so many GPUs."""
-    found = choices.Devices("gpu", bits, devices, memory)
-    monkeypatch.setattr(choices.Devices, "local", lambda _: found)
+    found = choices.AvailableDevices("gpu", bits, devices, memory)
+    monkeypatch.setattr(choices.AvailableDevices, "from_local_machine", lambda _: found)
 
 
 # ---- what follows from what ---------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_devices_share_the_batch(chosen, monkeypatch):
     odd = chosen("--model", "t5", *DATA, "--global_batch_size", "12")
     assert (odd.execution.data_parallel, odd.execution.tensor_parallel) == (4, 2)
     assert odd.training.global_batch_size == 12
-    assert chosen("--model", "t5", *DATA, "--tensor_parallel", "1").replicas == 8
+    assert chosen("--model", "t5", *DATA, "--tensor_parallel", "1").num_replicas == 8
     few = chosen("--model", "t5", *DATA, "--data_parallel", "3", "--micro_batch_size", "5")
     assert few.training.global_batch_size % 15 == 0
     machine(monkeypatch, devices=1, bits=False)
@@ -156,7 +156,8 @@ def test_devices_share_the_batch(chosen, monkeypatch):
 def test_bfloat16_is_chosen_where_it_has_the_full_rate():
     """A T4 computes it in float32."""
     found = {
-        name: choices.Devices.from_machine(machines()[name]).bfloat16 for name in ("t4", "a100")
+        name: choices.AvailableDevices.from_machine(machines()[name]).bfloat16
+        for name in ("t4", "a100")
     }
     assert found == {"t4": False, "a100": True}
 
@@ -177,8 +178,8 @@ def test_the_micro_batch_is_the_one_that_is_fastest_in_simulated_runs(chosen, ca
     on = machines()["rtx4090"]
     flags = ("--model", "gptj", *DATA, "--global_batch_size", "32")
     slow = replace(on, bandwidth=1e7, devices=1)
-    small = replace(choices.Devices.from_machine(slow), memory=5 * 10**6)
-    monkeypatch.setattr(choices.Devices, "from_machine", lambda _: small)
+    small = replace(choices.AvailableDevices.from_machine(slow), memory=5 * 10**6)
+    monkeypatch.setattr(choices.AvailableDevices, "from_machine", lambda _: small)
     config = chosen(*flags, machine=slow)
     (line,) = capsys.readouterr().err.splitlines()
     rates = {int(n): float(rate) for rate, n in re.findall(r"([\d.]+) with (\d+)", line)}

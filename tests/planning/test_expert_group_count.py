@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 
 from config.sections import RunConfig
-from planning.expert_group_count import active_bytes, min_groups, next_groups
+from planning.expert_group_count import (
+    active_expert_bytes,
+    min_expert_groups,
+    next_expert_group_count,
+)
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
 from planning.requirements import finetuning_requirements
@@ -34,13 +38,17 @@ def mixture(groups: int = 1, **model: object) -> RunConfig:
 
 @pytest.mark.parametrize(("memory", "groups"), [(1000, 1), (300, 2), (80, 4), (70, 6), (1, 12)])
 def test_as_few_as_take_a_quarter_of_the_memory(memory: float, groups: int) -> None:
-    assert min_groups(mixture(), memory * MB) == min_groups(mixture(3), memory * MB) == groups
+    assert (
+        min_expert_groups(mixture(), memory * MB)
+        == min_expert_groups(mixture(3), memory * MB)
+        == groups
+    )
 
 
 def test_what_cannot_be_cut_is_one_group() -> None:
     for config in (preset("qwen3_tiny"), preset("tiny"), mixture(dropout_prob=0.1)):
-        assert (min_groups(config, 1), next_groups(config)) == (1, None)
-    assert [next_groups(mixture(n)) for n in (1, 2, 4, 6, 12)] == [2, 4, 12, 12, None]
+        assert (min_expert_groups(config, 1), next_expert_group_count(config)) == (1, None)
+    assert [next_expert_group_count(mixture(n)) for n in (1, 2, 4, 6, 12)] == [2, 4, 12, 12, None]
 
 
 def test_what_a_group_takes_is_what_plans_say() -> None:
@@ -48,7 +56,7 @@ def test_what_a_group_takes_is_what_plans_say() -> None:
     for groups in (1, 4):
         config = mixture(groups)
         there = finetuning_requirements(config, "gpu").plan.device
-        assert 0.5 * there < active_bytes(config) < 1.3 * there
+        assert 0.5 * there < active_expert_bytes(config) < 1.3 * there
 
 
 def test_experts_are_cut_before_micro_batches_are() -> None:

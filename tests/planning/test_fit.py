@@ -16,7 +16,7 @@ from planning import fit, placement_search
 from planning.fit_search import plan_best_training, plan_generation
 from planning.hardware.local_machine import measure_local_machine
 from planning.hardware.machines import Machine, machine
-from planning.program_variants import Variant, VariantCache
+from planning.program_variants import ProgramVariant, VariantCache
 from planning.requirements import finetuning_requirements
 from popxl.plan import place
 from tests.planning.presets import preset
@@ -72,7 +72,7 @@ def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) 
     assert made.requirements.variants is variants
     assert made.requirements.placement is chosen.best.placement
     assert len(placed) == count
-    stored = variants.get()[1].storage()
+    stored = variants.get_program()[1].storage()
     least = stored.remote + stored.resident
     small = replace(on, memory=0.6 * least, host_memory=0.3 * least)
     assert not placement_search.search_placement(variants, config, small).best.fits
@@ -220,10 +220,10 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
     programs, gpu = VariantCache(), replace(ONE, platform="gpu", host_link=1e8)
     variants = programs.variants(config, "gpu")
 
-    def chosen(memory: float) -> placement_search.Trial:
+    def chosen(memory: float) -> placement_search.PlacementTrial:
         return placement_search.search_placement(variants, config, replace(gpu, memory=memory)).best
 
-    state = variants.get()[1].storage().remote
+    state = variants.get_program()[1].storage().remote
     alone, all_at_once = chosen(1.6 * state), chosen(20 * state)
     assert alone.variant.per_pass < 8
     assert alone.is_bound_by_compute
@@ -247,14 +247,14 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     )
     gpu = replace(ONE, platform="gpu", host_link=1e8)
     variants = VariantCache().variants(config, "gpu")
-    buffers = variants.get()[1].ir.remote_buffers
-    memory = 0.8 * variants.get()[1].storage().remote
+    buffers = variants.get_program()[1].ir.remote_buffers
+    memory = 0.8 * variants.get_program()[1].storage().remote
     search = placement_search.PlacementSearch.for_machine(
         replace(gpu, memory=memory), variants, config
     )
-    first = search.trial(Variant(8))
+    first = search.simulate_variant(ProgramVariant(8))
     count = len(placed)
-    best = search.fill(first)
+    best = search.fill_device_memory(first)
     assert len(placed) > count
     count = len(placed)
     assert best.fits
@@ -263,7 +263,7 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     resident = sum(len(b.resident_entries) * _nbytes(b) for b in buffers)
     assert resident == best.placement.nbytes, "the one that was faster is set"
     assert search.tried == [best]
-    assert search.fill(best) is best
+    assert search.fill_device_memory(best) is best
     assert len(placed) == count
 
 

@@ -38,12 +38,12 @@ MEMORY = """
 from dataclasses import replace
 from planning.hardware.machines import machine
 from config.presets import merge_over
-from planning.requirements import plan_on
+from planning.requirements import plan_on_machine
 
 there = machine("{1}")
 family = config_class_of_preset(load_preset("finetuning", "{0}"), "{0}")
 config = family.from_dict(merge_over(load_preset("finetuning", "{0}"), {2}))
-traced = plan_on(finetuning_requirements(config, there.target), there).traced
+traced = plan_on_machine(finetuning_requirements(config, there.target), there).traced
 program = Program(traced.ir, Mesh(np.array(devices), ("r",)))
 program.compile()
 taken = {s.name: e.memory_analysis().temp_size_in_bytes for s, e in program.executables.items()}

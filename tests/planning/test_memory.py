@@ -17,7 +17,7 @@ from modelling.generation import GreedyStrategy
 from modelling.model_family import get_family
 from planning.generation_placement import build_generation_program
 from planning.hardware import disk_offload, memory_check
-from planning.hardware.disk_offload import check_fits, offload_if_needed
+from planning.hardware.disk_offload import check_fits_memory, offload_if_needed
 from planning.hardware.machines import machines
 from planning.hardware.memory_check import NotEnoughMemoryError
 from planning.report_text import format_report
@@ -97,12 +97,12 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     for module in (memory_check, disk_offload):
         monkeypatch.setattr(module, "host_memory", lambda: needed.remote + needed.device - 1)
     with pytest.raises(NotEnoughMemoryError) as error:
-        check_fits(config, ir)
+        check_fits_memory(config, ir)
     assert error.value.disk is not None
     assert 0 < error.value.disk <= needed.remote
     config = config.with_values({"execution.disk": "anywhere"})
     offload_if_needed(config, another)
-    check_fits(config, another)
+    check_fits_memory(config, another)
     assert popxl.plan.storage_of(another).disk == error.value.disk
     monkeypatch.setattr(disk_offload, "host_memory", lambda: 10**6)
     config = config.with_values({"model.eval": True})
@@ -130,7 +130,7 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
     def run(limit: float) -> popxl.Ir:
         made = requirements(limit)
         offload_if_needed(made.config, made.traced.ir)
-        check_fits(made.config, made.traced.ir)
+        check_fits_memory(made.config, made.traced.ir)
         return made.traced.ir
 
     with pytest.raises(NotEnoughMemoryError) as error:
@@ -175,4 +175,4 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
     monkeypatch.setattr(popxl.plan, "plan_of", lambda ir: low)
     use = TrainingSession(config).session.memory_use()
     assert 0 < use.disk < plan.remote
-    assert disk_offload.process_bytes(use, 1) <= limit
+    assert disk_offload.host_bytes_per_process(use, 1) <= limit

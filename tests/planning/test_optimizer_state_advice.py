@@ -11,7 +11,7 @@ from planning.fit import format_fit
 from planning.hardware.machines import Machine, machine
 from planning.optimizer_state_advice import with_state_advice
 from planning.program_variants import VariantCache
-from planning.report import Report, make_report
+from planning.report import PlanReport, make_report
 from planning.report_text import format_report
 from planning.requirements import finetuning_requirements
 from tests.planning.presets import preset
@@ -20,7 +20,7 @@ SMALL = replace(machine("t4"), memory=0.02e9, host_link=1e8, devices=1)
 LINE = "with --training.optimizer.state 8bit_residual8: "
 
 
-def plan(on: Machine, **training: Any) -> Report:
+def plan(on: Machine, **training: Any) -> PlanReport:
     """Of a model whose state takes more than the device's memory."""
     config = preset(
         "gptj_tiny",

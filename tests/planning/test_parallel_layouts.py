@@ -13,9 +13,9 @@ from planning.batch_size_advice import with_batch_advice
 from planning.config_loader import CONFIG_LOADER
 from planning.fit_search import plan_best_training, search_fitting_config
 from planning.hardware.machines import Machine, machine
-from planning.parallel_layouts import list_layouts, promising_layouts
+from planning.parallel_layouts import list_layouts, select_promising_layouts
 from planning.program_variants import VariantCache
-from planning.report import LargerBatch
+from planning.report import LargerBatchAdvice
 from planning.report_text import format_report
 from terminal.command_line import read_command_line
 from tests.planning.presets import preset
@@ -78,7 +78,7 @@ def test_a_layout_whose_bound_is_too_long_is_not_simulated(monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "_simulate_layout", seen)
     slow_links = replace(FOUR, link=1e5)
-    assert promising_layouts(list_layouts(small(), 4, 1), slow_links, VariantCache())
+    assert select_promising_layouts(list_layouts(small(), 4, 1), slow_links, VariantCache())
     assert simulated == [4, 2], "four copies exchange twice as much"
 
 
@@ -154,7 +154,7 @@ def test_processors_share_the_batch() -> None:
 def test_a_plan_names_a_larger_batch() -> None:
     made = plan_best_training("small", [small(4)], FOUR)
     assert "small batch" not in format_report(made)
-    few = replace(made, larger_batch=LargerBatch(64, 2.5))
+    few = replace(made, larger_batch=LargerBatchAdvice(64, 2.5))
     line = "4 samples a step are few for 1 devices: with --global_batch_size 64 about 2.5 times"
     assert line in format_report(few)
     assert few.as_dict()["larger_batch"] == {"samples": 64, "gain": 2.5}

@@ -25,10 +25,10 @@ from docs import plans
 from modelling.layers import lm_head_loss
 from planning import placement_search
 from planning.hardware.machines import Machine, machine, machine_for_device_kind, machines
-from planning.program_variants import Variant, VariantCache
+from planning.program_variants import ProgramVariant, VariantCache
 from planning.report import make_report
 from planning.report_text import format_report
-from planning.requirements import Requirements, finetuning_requirements, plan_on
+from planning.requirements import Requirements, finetuning_requirements, plan_on_machine
 from planning.roofline import resource_times
 from popxl.plan import Collective, Kernel, RegionCost
 from tests.planning.presets import preset
@@ -76,7 +76,7 @@ def test_the_slowest_resource_decides() -> None:
         "network": 60 / 50,
         "disk": 0.0,
     }
-    assert (found.seconds, found.bound) == (5.0, "host")
+    assert (found.seconds, found.bottleneck) == (5.0, "host")
 
 
 def test_devices_of_a_host_share_its_disk_which_does_one_thing_at_a_time() -> None:
@@ -212,7 +212,7 @@ def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
         "gptj_tiny", model={"layers": 8}, training={"global_batch_size": 64}, execution=fields
     )
     on = replace(ONE, platform="gpu", memory=0.02 * GB, host_link=2e9)
-    best = plan_on(finetuning_requirements(config, "gpu"), on).placement_result
+    best = plan_on_machine(finetuning_requirements(config, "gpu"), on).placement_result
     assert best is not None
     traced, placement = best.best.traced, best.best.placement
     after, rates = placement.timeline, on.achieved_rates("float32", 1)
@@ -266,7 +266,7 @@ def test_only_layers_that_keep_have_buffers_for_it() -> None:
     assert variants is not None
 
     def inside(share: float) -> int:
-        program, _ = variants.get(Variant(1, frozenset({("layer", share)})))
+        program, _ = variants.get_program(ProgramVariant(1, frozenset({("layer", share)})))
         return sum(
             buffer.entries * math.prod(buffer.tensor_shape)
             for buffer in program.ir.remote_buffers

@@ -16,14 +16,14 @@ from data.seq2seq import SEQ2SEQ
 from files.run_folder import RunFolder
 from huggingface.model_card_text import AdapterInfo
 from run.base_model_ref import BaseModelRef
-from run.model_card import RunInfo, write_model_card
+from run.model_card import RunRecords, write_model_card
 from run.options import RunOptions
 from run.records.metrics_logger import MetricsLogger
 
 COMMAND = "python3 run_finetuning.py --load google/flan-t5-small --data.train '/home/me/my set.csv'"
 
 
-def record(path: Path, step: int = 4, **changes: object) -> RunInfo:
+def record(path: Path, step: int = 4, **changes: object) -> RunRecords:
     """The record of a run of four steps that was evaluated after every other one."""
     over = {"training": {"steps": 4, "epochs": None}} | changes
     config = load_config(T5Config, "finetuning", "tiny", over)
@@ -34,10 +34,10 @@ def record(path: Path, step: int = 4, **changes: object) -> RunInfo:
             found = {"eval_loss": 2.0 / step_, "eval_accuracy": step_ / 10}
             evaluated = found if step_ % 2 == 0 else {}
             report.log_step(step_, loss=3.0 / step_, learning_rate=1e-3, **evaluated)
-    return RunInfo(config.to_dict(), step, RunFolder(path))
+    return RunRecords(config.to_dict(), step, RunFolder(path))
 
 
-def card(folder: Path, run: RunInfo | None, load: str | None = None) -> HubCard:
+def card(folder: Path, run: RunRecords | None, load: str | None = None) -> HubCard:
     folder.mkdir()
     write_model_card(folder, "my|model", SEQ2SEQ, load, run)
     return HubCard.load(folder / "README.md")

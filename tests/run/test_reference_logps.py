@@ -220,7 +220,7 @@ def nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise AssertionError("the reference is computed again")
 
-    monkeypatch.setattr(ReferenceLogps, "_compute", fails)
+    monkeypatch.setattr(ReferenceLogps, "_compute_logps", fails)
 
 
 @pytest.mark.slow

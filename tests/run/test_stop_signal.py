@@ -23,7 +23,7 @@ def test_a_signal_raises_the_flag(number):
         assert stop.name is None
         signal.raise_signal(number)  # of this thread: it is there at once
         assert stop.name is None  # another process would not know of it
-        assert stop.poll()
+        assert stop.poll_all_processes()
         assert stop.name == number.name
 
 
@@ -36,22 +36,22 @@ def test_what_comes_while_processes_look_is_for_the_next_time(monkeypatch):
 
     with StopSignal() as stop:
         monkeypatch.setattr("popdist.all_gather_object", gather)
-        assert not stop.poll()
+        assert not stop.poll_all_processes()
         assert stop.name is None
         monkeypatch.setattr(
             "popdist.all_gather_object", lambda value: [[None, False, False], value]
         )
-        assert stop.poll()
+        assert stop.poll_all_processes()
 
 
 def test_processes_agree_on_what_one_of_them_finds(monkeypatch):
     """One process finds that training is over, or that a save is due by its clock."""
     with StopSignal() as stop:
-        stop.poll()
+        stop.poll_all_processes()
         assert [stop.finished, stop.save] == [False, False]
         for others in ([None, True, False], [None, False, True]):
             monkeypatch.setattr("popdist.all_gather_object", lambda value, o=others: [value, o])
-            assert not stop.poll()
+            assert not stop.poll_all_processes()
             assert [stop.finished, stop.save] == others[1:]
 
 
@@ -67,7 +67,7 @@ def handle_signals():
 def test_a_second_signal_does_what_it_did_before():
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.poll()
+        assert stop.poll_all_processes()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -78,7 +78,7 @@ def test_a_signal_that_comes_twice_is_one(monkeypatch):
     with StopSignal() as stop:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-        assert stop.poll()
+        assert stop.poll_all_processes()
         monkeypatch.setattr("run.stop_signal.DUPLICATE_WINDOW", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -89,7 +89,7 @@ def test_what_nohup_ignores_stays_ignored():
     try:
         with StopSignal() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop.poll()
+            assert not stop.poll_all_processes()
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -106,7 +106,7 @@ def test_outside_the_main_thread_the_flag_stays_down():
 
     def work():
         with StopSignal() as stop:
-            flags.append(stop.poll())
+            flags.append(stop.poll_all_processes())
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -124,7 +124,7 @@ with StopSignal() as stop, CheckpointStore(sys.argv[1]) as store:
     for step in itertools.count(1):
         time.sleep(0.01)
         print(step, flush=True)
-        if stop.poll():
+        if stop.poll_all_processes():
             store.save(step, {"x": np.full(3, step)}, {"signal": stop.name})
             break
 """

@@ -31,7 +31,7 @@ def watched(limit=0.1, disk=lambda: 0.0, received=lambda: None):
 def test_a_step_that_takes_long_is_told_and_again(capsys, monkeypatch):
     monkeypatch.setattr(watchdog, "REPEAT_SECONDS", 0.2)
     with watched() as watch:
-        watch.mark("step", "step 12")
+        watch.mark_activity("step", "step 12")
         time.sleep(0.7)
     lines = capsys.readouterr().err.splitlines()
     assert 2 <= len(lines) <= 4
@@ -40,13 +40,13 @@ def test_a_step_that_takes_long_is_told_and_again(capsys, monkeypatch):
 
 def test_steps_that_take_as_long_as_before_are_not_told(capsys):
     with watched(limit=0.2) as watch:
-        watch.mark("step", "step 1")
+        watch.mark_activity("step", "step 1")
         watch._longest["step"] = 60.0
         time.sleep(0.4)
-        watch.mark("step", "step 2")
+        watch.mark_activity("step", "step 2")
         time.sleep(0.4)
         assert capsys.readouterr().err == ""
-        watch.mark("save", "the save")
+        watch.mark_activity("save", "the save")
         time.sleep(0.4)
     assert capsys.readouterr().err.count("the run is at the save") == 1
 
@@ -54,14 +54,14 @@ def test_steps_that_take_as_long_as_before_are_not_told(capsys):
 def test_many_short_steps_are_not_told(capsys):
     with watched(limit=0.2) as watch:
         for step in range(40):
-            watch.mark("step", f"step {step}")
+            watch.mark_activity("step", f"step {step}")
             time.sleep(0.01)
     assert capsys.readouterr().err == ""
 
 
 def test_a_disk_that_does_not_answer_is_named(capsys):
     with watched(disk=lambda: 7.0) as watch:
-        watch.mark("step", "step 3")
+        watch.mark_activity("step", "step 3")
         time.sleep(0.1)
     assert f"at step 3 for 0 s, since {WHERE} for 7 s" in capsys.readouterr().err
 
@@ -77,7 +77,7 @@ def test_others_that_are_at_something_else_are_named(capsys, monkeypatch):
     monkeypatch.setattr("popdist.peer_status", lambda: works)
     monkeypatch.setattr("popdist.set_status", told.append)
     with watched() as watch:
-        watch.mark("step", "step 3")
+        watch.mark_activity("step", "step 3")
         time.sleep(0.3)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(
@@ -95,7 +95,7 @@ def test_who_waits_for_another_that_writes_does_not_give_up(capsys, monkeypatch,
     monkeypatch.setattr("popdist.peer_status", lambda: {"process 1": other})
     monkeypatch.setattr("popdist.fail", lambda *given: ended.append(given))
     with watched(received=lambda: "SIGTERM") as watch:
-        watch.mark("save", "the save", is_storage=True)
+        watch.mark_activity("save", "the save", is_storage=True)
         time.sleep(0.4)
     assert bool(ended) == other.endswith("do not answer")
     assert all(code == 143 for _, code in ended)
@@ -122,7 +122,7 @@ def main(arguments=None):
         os.fsync = fsync
         if sys.argv[2] == "training":
             with StopSignal() as stop, Watchdog(2, lambda: 0.0, lambda: stop.received) as watchdog:
-                watchdog.mark("save", "the save of step 2", is_storage=True)
+                watchdog.mark_activity("save", "the save of step 2", is_storage=True)
                 store.save(2, {"x": np.ones(3)}, {}, wait=False)
                 store.wait()
         else:

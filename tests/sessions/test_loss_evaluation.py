@@ -79,6 +79,6 @@ def test_the_loss_is_hugging_faces(case, dp, tp):
         loss = model.compute(samples, done.append)
     assert (loss.tokens, sum(done)) == (tokens, SAMPLES)
     np.testing.assert_allclose(loss.total, total, rtol=1e-5)
-    assert CrossEntropy.metrics["perplexity"](loss.tally) == pytest.approx(
+    assert CrossEntropy.metrics["perplexity"](loss.metric_sums) == pytest.approx(
         np.exp(total / tokens), rel=1e-4
     )

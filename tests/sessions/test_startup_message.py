@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from popxl._compile.executable_cache import StartupStats
-from sessions.session import format_startup
+from sessions.session import format_executable_origin
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from sessions.session import format_startup
 def test_what_was_compiled_did_not_come_from_the_cache(
     from_cache: bool, traces: int, compiles: int, text: str
 ) -> None:
-    assert format_startup(StartupStats(1.0, from_cache, traces, compiles)) == text
+    assert format_executable_origin(StartupStats(1.0, from_cache, traces, compiles)) == text

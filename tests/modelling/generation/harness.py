@@ -138,7 +138,7 @@ def forced_logits(
     ir = popxl.Ir(replication=data_parallel * tp)
     ir.num_host_transfers = positions
     with ir.main_graph, use_run_config(config):
-        groups, generator = ParallelGroups.current(tp), make_generator(config, 1)
+        groups, generator = ParallelGroups.from_current_ir(tp), make_generator(config, 1)
         model = ResidentModel(generator, batch, groups)
         weights = model.facts.init(empty=True)
         input_ids, mask = (popxl.variable(x[:batch]) for x in (expected.input_ids, expected.mask))

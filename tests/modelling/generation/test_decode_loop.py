@@ -46,7 +46,7 @@ def run(
     ir = popxl.Ir(replication=data_parallel)
     ir.num_host_transfers = LENGTH
     with ir.main_graph:
-        groups = ParallelGroups.current(1)
+        groups = ParallelGroups.from_current_ir(1)
         apart = ir.replica_grouping(group_size=1)
         shared_out = (data_parallel, batch) if data_parallel > 1 else (batch,)
         said = popxl.variable(

@@ -29,7 +29,7 @@ def choose_tokens(logits: np.ndarray, data_parallel: int, tensor_parallel: int) 
     batch = len(logits)
     ir = popxl.Ir(replication=data_parallel * tensor_parallel)
     with ir.main_graph:
-        groups = ParallelGroups.current(tensor_parallel)
+        groups = ParallelGroups.from_current_ir(tensor_parallel)
         search = GreedyStrategy().create_search(SearchContext(groups, SpecialTokenIds(0, 0), 1))
         parts = np.split(logits, tensor_parallel, 1)
         part = popxl.variable(

@@ -44,7 +44,7 @@ def drawn(strategy: SamplingStrategy, tensor_parallel: int) -> np.ndarray:
     """Tokens of many prompts with the same logits: (replicas, DRAWS)."""
     ir = popxl.Ir(replication=tensor_parallel)
     with ir.main_graph:
-        groups = ParallelGroups.current(tensor_parallel)
+        groups = ParallelGroups.from_current_ir(tensor_parallel)
         parts = np.stack(np.split(np.tile(LOGITS, (DRAWS, 1)), tensor_parallel, 1))
         data = parts if tensor_parallel > 1 else parts[0]
         logits = popxl.variable(data, replica_grouping=groups.sharded)

@@ -194,7 +194,7 @@ def uncached_logits(
         layer: LMHeadLoss
 
         def build(self, x: Tensor) -> Tensor:
-            return self.layer.logits(x)
+            return self.layer.compute_logits(x)
 
     return run(
         StandaloneModule(config, lambda: AllLogits(t5.encoder_decoder_spec(config).head())),

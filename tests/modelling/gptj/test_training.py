@@ -40,7 +40,7 @@ def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
 
 def four_tokens_per_chunk(head: LMHeadLoss, x: Tensor) -> int:
     """Slices of four tokens."""
-    return head.layout.length(x) // 4
+    return head.layout.sequence_length(x) // 4
 
 
 @pytest.mark.slow  # by default texts of a sample are trained so

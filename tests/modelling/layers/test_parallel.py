@@ -15,7 +15,7 @@ from popxl import ops
 def test_members_of_a_group_are_neighbours():
     ir = popxl.Ir(replication=8)
     with ir.main_graph:
-        groups = ParallelGroups.current(4)
+        groups = ParallelGroups.from_current_ir(4)
     assert (groups.tensor_parallel, groups.data_parallel) == (4, 2)
     assert groups.tp.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert groups.dp.groups == groups.sharded.groups == ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -26,7 +26,7 @@ def test_members_of_a_group_are_neighbours():
 def test_one_member_holds_and_does_everything():
     ir = popxl.Ir(replication=2)
     with ir.main_graph:
-        groups = ParallelGroups.current(1)
+        groups = ParallelGroups.from_current_ir(1)
         x = popxl.constant(1.0, popxl.float32)
         assert groups.copy_to_tp(x) is groups.reduce_from_tp(x) is x
     assert groups.sharded == groups.replicated
@@ -37,14 +37,14 @@ def test_sizes_must_fit():
     ir = popxl.Ir(replication=6)
     said = "6 replicas, which is no multiple of .* 4"
     with ir.main_graph, pytest.raises(ValueError, match=said):
-        ParallelGroups.current(4)
+        ParallelGroups.from_current_ir(4)
 
 
 def test_random_numbers_inside_a_sharded_computation_are_each_members_own():
     """Outside they are the same; members of the same rank in other groups differ by their seed."""
     ir = popxl.Ir(replication=4)
     with ir.main_graph:
-        groups, dropout = ParallelGroups.current(2), Dropout(0.5)
+        groups, dropout = ParallelGroups.from_current_ir(2), Dropout(0.5)
         seeds = np.array([[1, 2], [3, 4]], np.uint32)
         seed = popxl.variable(seeds, replica_grouping=groups.tp)
         x = popxl.constant(np.ones(64), popxl.float32)

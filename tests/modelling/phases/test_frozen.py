@@ -84,7 +84,7 @@ def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
     ir = popxl.Ir()
     with ir.main_graph:
         layout = build_toy_phases(
-            PhaseSettings(config, ParallelGroups.current(1), toy_weight_map(*frozen))
+            PhaseSettings(config, ParallelGroups.from_current_ir(1), toy_weight_map(*frozen))
         )
     written = stored(program)
     for name, variable in zip(NAMES, weights_of(program), strict=True):

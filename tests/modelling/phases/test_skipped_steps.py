@@ -147,8 +147,8 @@ def counted(skips: Sequence[bool], most: int) -> list[bool]:
     skipped = SkippedSteps(most, total=5)
     found = []
     for skip in skips:
-        skipped.count(StepResult(1.0, np.inf if skip else 1.0))
-        found.append(skipped.too_many)
+        skipped.count_step(StepResult(1.0, np.inf if skip else 1.0))
+        found.append(skipped.too_many_in_a_row)
     assert skipped.total == 5 + sum(skips)
     return found
 

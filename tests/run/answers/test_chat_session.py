@@ -163,7 +163,7 @@ class Listener(chat_session.ChatSession):
     def asked(self, text: str) -> str:
         self._messages.append(chat_session.make_message("user", text))
         self._encode_prompt()
-        prompt = self._prompt()
+        prompt = self._format_prompt()
         self._messages.append(chat_session.make_message("assistant", "Anna"))
         return prompt
 

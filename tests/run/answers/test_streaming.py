@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from run.answers.chat_session import stream_words
+from run.answers.chat_session import iter_completed_words
 
 HALF = "\ufffd"
 
@@ -22,13 +22,13 @@ HALF = "\ufffd"
     ],
 )
 def test_pieces(grown: list[str], expected: list[str]) -> None:
-    assert list(stream_words(grown)) == expected
+    assert list(iter_completed_words(grown)) == expected
 
 
 def test_all_of_it_is_printed_once_whatever_the_tokens() -> None:
     text = " A caf\u00e9, two \u706f\u5728 and \U0001f600 at the end \n"
     data = text.encode()
     grown = [data[:n].decode(errors="replace") for n in range(len(data) + 1)]
-    printed = list(stream_words(grown))
+    printed = list(iter_completed_words(grown))
     assert "".join(printed) == text.strip()
     assert not any(HALF in piece for piece in printed)

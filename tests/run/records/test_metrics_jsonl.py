@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from run.records.metrics_jsonl import MetricsFile, column, read_metrics
+from run.records.metrics_jsonl import MetricsFile, metric_values, read_metrics
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def test_an_incomplete_last_line_is_passed_over(path):
 
 def test_columns():
     rows = [{"step": 0, "loss": 2.0}, {"step": 1}]
-    assert column(rows, "step") == [0, 1]
-    assert column(rows, "loss")[0] == 2.0
-    assert math.isnan(column(rows, "loss")[1])
+    assert metric_values(rows, "step") == [0, 1]
+    assert metric_values(rows, "loss")[0] == 2.0
+    assert math.isnan(metric_values(rows, "loss")[1])
 
 
 def test_many_rows_take_little_memory(path):
