@@ -90,8 +90,8 @@ class SearchContext:
         scores = self.logits_processors.process_scores(
             scores, position, generated, history, self.groups
         )
-        for token in self.special_tokens.suppressed_token_ids:
-            suppressed = self._is_column(popxl.constant(token, popxl.int32), scores.shape[1])
+        for token_id in self.special_tokens.suppressed_token_ids:
+            suppressed = self._is_column(popxl.constant(token_id, popxl.int32), scores.shape[1])
             scores = ops.where(suppressed, popxl.constant(-np.inf, popxl.float32), scores)
         for forced_position, token in zip(
             (0, self.length - 1), self.special_tokens.forced_token_ids, strict=True
