@@ -50,12 +50,12 @@ class Embeddings(addons.Module):
         c = self.config = config
         self.word = Embedding(popxl.float32, c.vocab, c.hidden)
         self.token_type = Embedding(popxl.float32, 2, c.hidden)
-        self.op_input_index = Embedding(popxl.float32, c.sequence, c.hidden)
+        self.position = Embedding(popxl.float32, c.sequence, c.hidden)
         self.norm = LayerNorm()
 
     def build(self, words: popxl.Tensor, token_type: popxl.Tensor) -> popxl.Tensor:
         positions = popxl.constant(np.arange(self.config.sequence), popxl.int32)
-        x = self.word(words) + self.token_type(token_type) + self.op_input_index(positions)
+        x = self.word(words) + self.token_type(token_type) + self.position(positions)
         return self.norm(x, eps=self.config.eps)
 
 

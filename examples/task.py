@@ -36,21 +36,21 @@ class Loader:
 
     def __init__(self, size: int, seed: int = 0):
         self.images, self.labels = digits(size, seed)
-        self.op_input_index = 0
+        self.position = 0
 
     def __next__(self) -> tuple[np.ndarray, np.ndarray]:
         per_epoch = len(self.labels) // BATCH
-        epoch, batch = divmod(self.op_input_index, per_epoch)
+        epoch, batch = divmod(self.position, per_epoch)
         order = np.random.default_rng(epoch).permutation(len(self.labels))
         at = order[batch * BATCH : (batch + 1) * BATCH]
-        self.op_input_index += 1
+        self.position += 1
         return self.images[at], self.labels[at].astype(np.int32)
 
     def save(self, filename: str) -> None:
-        Path(filename).write_text(json.dumps({"position": self.op_input_index}), encoding="utf-8")
+        Path(filename).write_text(json.dumps({"position": self.position}), encoding="utf-8")
 
     def resume(self, filename: str) -> None:
-        self.op_input_index = json.loads(Path(filename).read_text(encoding="utf-8"))["position"]
+        self.position = json.loads(Path(filename).read_text(encoding="utf-8"))["position"]
 
 
 def learning_rate(step: int) -> float:

@@ -21,13 +21,13 @@ class Loader:
     """As data loaders of applications: its position is a file."""
 
     def __init__(self, position=0):
-        self.op_input_index = position
+        self.position = position
 
     def save(self, filename):
-        Path(filename).write_text(str(self.op_input_index))
+        Path(filename).write_text(str(self.position))
 
     def resume(self, filename):
-        self.op_input_index = int(Path(filename).read_text())
+        self.position = int(Path(filename).read_text())
 
 
 def session(value=1.0, names=("a", "b"), memmap_dir=None, max_checkpoints=1, scope="main"):
