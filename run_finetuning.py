@@ -1,4 +1,4 @@
-"""Fine-tune a T5, BART, GPT-J or Llama-shaped model: on your own data, MNLI or the sample corpus.
+"""Fine-tune a T5, BART, T5Gemma, GPT-J or Llama-shaped model on your data, MNLI or the sample.
 
 python3 run_finetuning.py --model FOLDER --data.train rows.jsonl --save runs/mine
 """

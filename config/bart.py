@@ -32,6 +32,8 @@ class BartModel(ModelSection):
     """Type of the model on the hub: m2m_100 is NLLB's too."""
 
     hidden_size: PositiveInt = 768
+    """Features of a token between layers. HF: d_model."""
+
     vocab_size: PositiveInt = 50265
     """Rows of the embedding, at least the tokenizer's size."""
 

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.gptj import GPTJTraining
-from config.model import ModelSection
+from config.model import ModelSection, check_eos_token_ids
 from config.sections import RunConfig
 from config.task import SegmentsData
 from config.values import (
@@ -33,7 +33,6 @@ from config.values import (
     parse_numbers,
     split_names,
 )
-from files.formatting import format_value
 
 ModelType = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3", "olmo2",
@@ -181,6 +180,7 @@ class LlamaModel(ModelSection):
     """Number of layers."""
 
     hidden_size: PositiveInt = 4096
+    """Features of a token between layers."""
 
     intermediate_size: PositiveInt = 11008
     """Features inside a feed-forward layer, or an expert."""
@@ -329,12 +329,7 @@ class LlamaModel(ModelSection):
                 raise ConfigError(f"model.model_type {self.model_type} needs model.{name}")
 
     def _check_layer_lists(self) -> None:
-        for token in split_names(self.eos_token_ids):
-            if not (token.isdecimal() and int(token) < self.vocab_size):
-                raise ConfigError(
-                    f"model.eos_token_ids is {format_value(self.eos_token_ids)}, but must be "
-                    f"tokens below model.vocab_size {self.vocab_size}, with commas"
-                )
+        check_eos_token_ids(self.eos_token_ids, self.vocab_size)
         for name in ("layer_types", "no_rope_layers"):
             count = len(split_names(getattr(self, name)))
             if count > self.num_hidden_layers:

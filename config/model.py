@@ -12,7 +12,14 @@ from typing import ClassVar, Literal, NamedTuple
 from config.base import ConfigSection
 from config.errors import ConfigError
 from config.row_ranges import parse_row_ranges
-from config.values import LayerCount, Names, NonNegativeInt, PositiveInt, Probability
+from config.values import (
+    LayerCount,
+    Names,
+    NonNegativeInt,
+    PositiveInt,
+    Probability,
+    split_names,
+)
 from files.formatting import format_value
 
 StartToken = int | Literal["last"] | None
@@ -40,9 +47,6 @@ class ModelSection(ConfigSection):
 
     paths: ClassVar[Mapping[str, str]] = {}
     """Fields whose names are not Hugging Face's, by that."""
-
-    hidden_size: PositiveInt = 512
-    """Features of a token between layers. HF: d_model, n_embd."""
 
     sequence_length: PositiveInt = 512
     """Tokens of an input; shorter ones are padded, longer ones cut."""
@@ -75,6 +79,11 @@ class ModelSection(ConfigSection):
     add_tokens: Names | None = None
     """Tokens that the tokenizer gets, separated by commas. Their rows in the embedding and the head
     begin with the mean of the others."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Features of a token between layers, in an encoder-decoder those of the decoder."""
+        raise NotImplementedError
 
     @property
     def num_hidden_layers(self) -> int:
@@ -175,6 +184,16 @@ class ModelSection(ConfigSection):
         return self.quant if self.eval else None
 
 
+def check_eos_token_ids(tokens: str | None, vocab_size: int) -> None:
+    """Raises ConfigError unless `model.eos_token_ids` lists tokens of the vocabulary."""
+    for token in split_names(tokens):
+        if not (token.isdecimal() and int(token) < vocab_size):
+            raise ConfigError(
+                f"model.eos_token_ids is {format_value(tokens)}, but must be tokens below "
+                f"model.vocab_size {vocab_size}, with commas"
+            )
+
+
 @dataclass(frozen=True)
 class EmbeddingConfig(ConfigSection):
     """Embedding sizes: number of rows and hidden size."""
@@ -206,6 +225,9 @@ class NestedModelSection(ModelSection):
         "new_rows": "embedding.new_rows",
         "tie_word_embeddings": "embedding.tied",
     }
+
+    hidden_size: PositiveInt = 512
+    """Features of a token between layers. HF: d_model, n_embd."""
 
     layers: LayerCount = 8
     """Number of layers, in each stack of an encoder-decoder. HF: num_layers, n_layer."""

@@ -355,7 +355,7 @@ class RunConfig(ConfigSection):
         Model families add more.
         """
         return {
-            "model.hidden_size": self.model.hidden_size,
+            self.model.field_path("hidden_size"): self.model.hidden_size,
             self.model.field_path("vocab_size"): self.model.vocab_size,
         }
 
@@ -364,7 +364,7 @@ class RunConfig(ConfigSection):
 
         Model families add more.
         """
-        return {"model.hidden_size": self.model.hidden_size}
+        return {self.model.field_path("hidden_size"): self.model.hidden_size}
 
     def _check_quantization(self, quant_config: QuantConfig) -> None:
         if not (self.model.eval or self.adapter.rank):

@@ -12,7 +12,7 @@ UNSUPPORTED = {
     "llava llava_next mllama paligemma pixtral qwen2_5_vl qwen2_vl qwen3_5 qwen3_vl smolvlm",
     "a model with a recurrent state": "bamba falcon_h1 falcon_mamba mamba mamba2 qwen3_5_text "
     "recurrent_gemma rwkv zamba2",
-    "another encoder-decoder": "longt5 pegasus_x t5gemma",
+    "another encoder-decoder": "longt5 pegasus_x",
     "a model of speech": "qwen2_audio voxtral wav2vec2 whisper",
     "a decoder with other layers": "bloom cohere cohere2 exaone4 falcon gemma gemma4_text glm glm4 "
     "gpt2 gpt_bigcode gpt_neo gpt_neox mpt opt phi stablelm starcoder2",

@@ -72,14 +72,15 @@ def _field_rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
 def _family_rows(family: str) -> list[tuple[str, str]]:
     """Returns table rows of the configuration fields that are specific to a model family.
 
-    Fields with another default in this family count; a meaning that all families share is left
-    out.
+    Fields with another default in this family count; a meaning that all families share, or that a
+    field of the same name has above, is left out.
     """
-    shared, families = _field_rows(RunConfig), []
+    shared, families, told = _field_rows(RunConfig), [], set()
     for dotted, (flag, meaning) in _field_rows(FAMILIES[family].config).items():
-        usual = shared.get(dotted, ("", ""))
+        usual, named = shared.get(dotted, ("", "")), (dotted.rpartition(".")[2], meaning)
         if flag != usual[0]:
-            families.append((flag, "" if meaning == usual[1] else meaning))
+            families.append((flag, "" if meaning == usual[1] or named in told else meaning))
+        told.add(named)
     return families
 
 

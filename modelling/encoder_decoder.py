@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import popxl_addons as addons
 from config.sections import RunConfig
@@ -18,7 +18,7 @@ from modelling.weights.weight_mapping import EMBEDDING
 
 DECODER_EMBEDDINGS, ENCODER_HEAD = "decoder_embeddings", "encoder_head"
 TOKENS = "tokens"
-"""The module of embeddings that has the embedding weight, which the encoder's owns."""
+"""The module of embeddings that has an embedding weight, see `EncoderDecoderSpec`."""
 
 ModuleT = TypeVar("ModuleT", bound=Module)
 
@@ -32,19 +32,37 @@ class BlockStack:
 
     Attributes:
         num_layers: number of blocks.
-        block: builds the first block (True) or another one (False), `build(x, ctx)`.
+        block: builds a block of a type, `build(x, ctx)`.
         hf_layers: Hugging Face's path of the list of blocks.
+        layer_types: the type of each block; empty: True for one that owns the position bias of
+            all blocks, False for the others.
+        hidden_size: features between the blocks; None: the model's.
     """
 
     num_layers: int
-    block: Callable[[bool], Module]
+    block: Callable[[Any], Module]
     hf_layers: str
+    layer_types: Sequence[Any] = ()
+    hidden_size: int | None = None
+
+    @property
+    def types(self) -> Sequence[Any]:
+        """The type of each block."""
+        owns_bias = self.find_position_bias() is not None
+        return self.layer_types or [owns_bias and i == 0 for i in range(self.num_layers)]
+
+    @property
+    def types_without_bias(self) -> Sequence[Any]:
+        """The type of each block, if the position bias is computed elsewhere."""
+        return self.layer_types or [False] * self.num_layers
 
     def find_position_bias(self) -> tuple[str, PositionBias] | None:
         """Returns path and module of the position bias that the first block owns for all blocks.
 
         None if the blocks have no position bias, or one each.
         """
+        if self.layer_types:
+            return None
         shares = any(bias.is_shared for _, bias in find_modules(self.block(False), PositionBias))
         return next(find_modules(self.block(True), PositionBias)) if shares else None
 
@@ -56,7 +74,7 @@ class EncoderDecoderSpec:
     Each call builds new modules, inside `use_run_config`.
 
     Attributes:
-        embeddings: the input layer of the encoder, whose `tokens` own the embedding weight.
+        embeddings: the input layer of the encoder, whose `tokens` own their weight.
         encoder, decoder: the blocks.
         head: the output layer of the decoder.
         hf_embedding_names: other names in files of the embedding weight of `token_layer`, besides a
@@ -104,10 +122,9 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
 
     def add_stack(title: str, stack: BlockStack) -> None:
         names = tuple(layer_name(title, i) for i in range(stack.num_layers))
-        first, other = (stack.block(is_first) for is_first in (True, False))
-        for i, name in enumerate(names):
-            block = other if i else first
-            layers[name] = tuple(collect_mappings(block, f"{stack.hf_layers}.{i}"))
+        blocks = {layer_type: stack.block(layer_type) for layer_type in dict.fromkeys(stack.types)}
+        for i, (name, layer_type) in enumerate(zip(names, stack.types, strict=True)):
+            layers[name] = tuple(collect_mappings(blocks[layer_type], f"{stack.hf_layers}.{i}"))
         # A first layer that owns a position bias is a phase of its own.
         num_first = 0 if stack.find_position_bias() is None else 1
         phases.update({f"first_{title}_layer": names[:num_first]} if num_first else {})
@@ -120,12 +137,13 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
         add_layer(DECODER_EMBEDDINGS, spec.decoder_embeddings)
         add_stack("decoder", spec.decoder)
         add_layer(HEAD, spec.head)
-        is_tied = spec.head().tied
+        head = spec.head()
     (embedding,) = (m.weights[0].name for m in layers[spec.token_layer] if m.path == EMBEDDING)
-    aliases = [*spec.hf_embedding_names, *(["lm_head.weight"] if is_tied else [])]
+    head_names = [f"{head.lm_head.hf_linear}.weight"] if head.tied else []
+    aliases = dict.fromkeys([*spec.hf_embedding_names, *head_names], embedding)
     mappings = [mapping for layer in layers.values() for mapping in layer]
     buffers = {m.weights[0].name: m.weights[0] for m in mappings if m.is_buffer}
-    names = HfTensorNames(dict.fromkeys(aliases, embedding), buffers=buffers)
+    names = HfTensorNames(aliases, buffers=buffers)
     return WeightMap(layers, phases, config.execution.tensor_parallel, names)
 
 

@@ -118,8 +118,8 @@ def add_config_options(
             "--model",
             metavar="NAME",
             type=parse_path_option,
-            help="a T5, BART, GPT-J or Llama-shaped model of Hugging Face: a folder, or a name on "
-            "the hub; --config then says how to run it, else the program chooses",
+            help="a T5, BART, T5Gemma, GPT-J or Llama-shaped model of Hugging Face: a folder, or a "
+            "name on the hub; --config then says how to run it, else the program chooses",
         )
 
 

@@ -6,7 +6,7 @@ for each decoder layer, and position biases. A decoder layer then computes one q
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,7 +30,15 @@ from modelling.generation.generator import (
 )
 from modelling.generation.kv_cache import update_cache
 from modelling.generation.search import SpecialTokenIds
-from modelling.layers import CrossAttention, LayerAdapters, LayerModules, LMHeadLoss, Module
+from modelling.layers import (
+    CrossAttention,
+    LayerAdapters,
+    LayerModules,
+    LMHeadLoss,
+    Module,
+    RopeTables,
+    gather_rope_tables,
+)
 from modelling.layers.encoder_decoder import (
     DecoderContext,
     EncoderContext,
@@ -71,17 +79,21 @@ class DecoderTokenContext(DecoderContext):
         StackContext.__init__(self, bias=bias)
         self.packing, self._position, self._cross_bias = packing, position, cross_bias
         keys, values, *token_caches = caches
+        self._length = token_caches[0].shape[2]
         self._encoder_keys, self.caches = (keys, values), token_caches
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
-        keys = np.arange(self.caches[0].shape[2])[None]
+        keys = np.arange(self._length)[None]
         query = self._position.reshape((1, 1))
         return [query, popxl.constant(keys, popxl.int32, "positions")]
 
     def position_bias(self, module: PositionBias, length: int) -> Tensor:
         if self._bias is not None:
             return self._bias
-        return module.bias_of_query(self._position, self.caches[0].shape[2])
+        return module.bias_of_query(self._position, self._length)
+
+    def rope_tables(self, make_tables: Callable[[int], RopeTables], length: int) -> RopeTables:
+        return gather_rope_tables(make_tables(self._length), self._position.reshape((1,)))
 
     def encoder_padding_mask(self, takes_lengths: bool, length: int) -> PaddingMask:
         return [self._cross_bias], None
@@ -259,7 +271,7 @@ class EncoderDecoderGenerator:
         """Create a stack's blocks without the position bias, which is passed as an input."""
         stack = self._model.stacks[stack_name]
         names = [layer_name(stack_name, i) for i in range(stack.num_layers)]
-        return self._adapters.build_layers(names, [False] * stack.num_layers, stack.block)
+        return self._adapters.build_layers(names, stack.types_without_bias, stack.block)
 
     def _compute_position_bias(
         self, executor: LayerExecutor, stack: str, length: int

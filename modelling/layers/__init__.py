@@ -19,6 +19,7 @@ from modelling.layers.embedding import Embeddings as Embeddings
 from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding
 from modelling.layers.encoder_decoder import CrossAttention as CrossAttention
 from modelling.layers.encoder_decoder import DecoderContext as DecoderContext
+from modelling.layers.encoder_decoder import EncoderFinalNorm as EncoderFinalNorm
 from modelling.layers.encoder_decoder import PositionBias as PositionBias
 from modelling.layers.encoder_decoder import StackContext as StackContext
 from modelling.layers.experts import ExpertGroup as ExpertGroup

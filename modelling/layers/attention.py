@@ -30,16 +30,21 @@ class AttentionSpec:
         scale: factor on q @ k.
         softcap: scores become softcap * tanh(scores / softcap); None: no cap.
         causal: True if queries see only keys at positions up to their own.
-        window: of causal attention, number of positions that a query sees, its own included;
-            None: all.
+        window: of causal attention, number of positions that a query sees, its own included; or a
+            pair of those before and those after it, see `popxl.ops.attention`; None: all.
         has_sinks: True if the last bias has attention sinks (h,), see `popxl.ops.attention`.
     """
 
     scale: float = 1.0
     softcap: float | None = None
     causal: bool = False
-    window: int | None = None
+    window: int | tuple[int, int] | None = None
     has_sinks: bool = False
+
+    @property
+    def compares_positions(self) -> bool:
+        """True if positions decide which keys a query sees."""
+        return self.causal or self.window is not None
 
 
 DEFAULT_ATTENTION = AttentionSpec()
@@ -127,8 +132,8 @@ class Attention(addons.Module):
                 last.
             seed: uint32 (2,) for dropout.
             qk_ids: int32 (b or 1, q) and (b or 1, k) in turn: position ids of queries and of keys,
-                if attention is causal; then their segment ids, if samples are packed. Default: one
-                segment, in order.
+                if these decide what is seen; then their segment ids, if samples are packed.
+                Default: one segment, in order.
             lengths: int32 (b,), the number of keys of each sample; those after it are padding.
                 Chunked attention takes no lengths.
         """
@@ -144,7 +149,7 @@ class Attention(addons.Module):
                 f"{queries} queries cannot be split into {self.num_chunks} equal chunks: choose a "
                 "number of chunks that divides them"
             )
-        if self.spec.causal and not qk_ids:
+        if self.spec.compares_positions and not qk_ids:
             qk_ids = qk_ids_in_order(queries, k.shape[2])
 
         def attend_chunk(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
@@ -176,7 +181,7 @@ class Attention(addons.Module):
         """
         (q, k, v, *biases), spec = qkv_and_biases, self.spec
         pairs = [(qk_ids[i], qk_ids[i + 1]) for i in range(0, len(qk_ids), 2)]
-        positions = pairs.pop(0) if pairs and spec.causal else None
+        positions = pairs.pop(0) if pairs and spec.compares_positions else None
         segments = pairs.pop() if pairs else None
         sinks = biases.pop() if spec.has_sinks else None
         seed, probability = self.dropout.op_arguments(seed)

@@ -18,7 +18,7 @@ class VocabularyEmbedding(Module):
     Args:
         std: of the initial weights.
         is_shared: True if another module owns the weight: then it is that of a tied head.
-        vocab_size: number of rows; None: the model's.
+        vocab_size, hidden_size: numbers of rows and features; None: the model's.
 
     Attributes:
         last_weights: the result of the last call of `embedding_weights`.
@@ -28,14 +28,19 @@ class VocabularyEmbedding(Module):
     adapters: VocabularyAdapter | None = None
 
     def __init__(
-        self, std: float, hf_name: str, is_shared: bool = False, vocab_size: int | None = None
+        self,
+        std: float,
+        hf_name: str,
+        is_shared: bool = False,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         super().__init__(hf_name)
         model, self.is_shared = self.config.model, is_shared
         tokens = self.config.trained_tokens
         self.rows = TrainableTokenRows(tokens) if tokens else None
-        rows = vocab_size or model.vocab_size
-        self.weight = parameter(rows, model.hidden_size, std=std, shard=0)
+        rows, hidden = vocab_size or model.vocab_size, hidden_size or model.hidden_size
+        self.weight = parameter(rows, hidden, std=std, shard=0)
 
     def build(self, input_ids: Tensor) -> Tensor:
         """input_ids: int32 of any shape, in [0, vocab_size) -> (*shape, hidden)."""

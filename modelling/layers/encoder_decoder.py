@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from data.preference_samples import answers_per_example
 from modelling.layers.attention import transpose_heads
@@ -14,6 +14,7 @@ from modelling.layers.linear import FusedLinear
 from modelling.layers.module import Module
 from modelling.layers.multi_head_attention import MultiHeadAttention
 from modelling.layers.packing import Packing
+from modelling.layers.rotary import RopeTables, gather_rope_tables
 from modelling.layers.run_config import current_run_config
 from popxl import Tensor
 
@@ -76,6 +77,12 @@ class EncoderContext(StackContext):
         super().__init__(seed, bias)
         self._mask, self._packing = mask, current_packing()
 
+    def rope_tables(self, make_tables: Callable[[int], RopeTables], length: int) -> RopeTables:
+        tables = make_tables(length)
+        if self._packing.examples_per_sample == 1:
+            return tables
+        return gather_rope_tables(tables, self._packing.positions(self._mask))
+
     def padding_mask(self, takes_lengths: bool) -> PaddingMask:
         if takes_lengths and self._packing.examples_per_sample == 1 and self._bias is None:
             return [], self._packing.sequence_lengths(self._mask)
@@ -134,7 +141,7 @@ class CrossAttention(MultiHeadAttention):
 
     def project_kv(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """Projects (batch, length, hidden) to K and V: (batch, heads, length, head_dim) each."""
-        k, v = (self.split_heads(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
+        k, v = (self.split_kv_heads(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
         return transpose_heads(k), transpose_heads(v)
 
 

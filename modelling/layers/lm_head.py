@@ -31,24 +31,31 @@ class LMHead(Module):
         tied: True if its weight is the embedding's, which `build` then takes.
         bias: of the logits: a trained one, or a buffer; None: none.
         softcap: logits become softcap * tanh(logits / softcap); None: no cap.
+        hf_linear: Hugging Face's name of the linear layer.
     """
 
     adapters: VocabularyAdapter | None = None
 
     def __init__(
-        self, std: float, tied: bool = False, bias: Bias | None = None, softcap: float | None = None
+        self,
+        std: float,
+        tied: bool = False,
+        bias: Bias | None = None,
+        softcap: float | None = None,
+        hf_linear: str = "lm_head",
     ) -> None:
         super().__init__("")
+        self.hf_linear = hf_linear
         config, model = self.config, self.config.model
         tokens = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
         self.rows = TrainableTokenRows(tokens) if tokens else None
         self.vocab_size = model.output_vocab_size
         self.has_bias, self.softcap, self.product = bias is not None, softcap, matrix_product()
         if not tied:
-            weight = Weight("lm_head.weight", (self.vocab_size, model.hidden_size), std)
+            weight = Weight(f"{hf_linear}.weight", (self.vocab_size, model.hidden_size), std)
             self.weight = fused_parameter([weight], 1, transposed=True)
         if bias == "trained":
-            self.bias = fused_parameter([Weight("lm_head.bias", (self.vocab_size,), 0.0)], 0)
+            self.bias = fused_parameter([Weight(f"{hf_linear}.bias", (self.vocab_size,), 0.0)], 0)
         elif bias == "buffer":
             buffer = Weight("final_logits_bias", (1, self.vocab_size), 0.0)
             self.bias = fused_parameter([buffer], 1, is_buffer=True)

@@ -30,7 +30,7 @@ class LMHeadLoss(Module):
     Args:
         norm: the stack's final norm; None: it has none.
         norm_name: Hugging Face's path of the norm.
-        std, bias, softcap: see `LMHead`.
+        std, bias, softcap, hf_linear: see `LMHead`.
         tokens: the embedding, if the head is tied to it.
         dropout: of the norm's output.
         scale: factor on the logits.
@@ -48,6 +48,7 @@ class LMHeadLoss(Module):
         bias: Bias | None = None,
         softcap: float | None = None,
         expert_usage: ExpertUsage | None = None,
+        hf_linear: str = "lm_head",
     ) -> None:
         super().__init__()
         config = self.config
@@ -63,7 +64,7 @@ class LMHeadLoss(Module):
         if tokens is not None:
             self.tokens = tokens
         with fp8_head_context(config):
-            self.lm_head = LMHead(std, self.tied, bias, softcap)
+            self.lm_head = LMHead(std, self.tied, bias, softcap, hf_linear)
 
     def build(
         self,

@@ -42,6 +42,7 @@ class MultiHeadAttention(Module):
 
     Attributes:
         heads, kv_heads: h and g.
+        window: of causal attention, see `AttentionSpec`; caches keep as many positions.
         fused: see `popxl.ops.attention`.
     """
 
@@ -60,7 +61,7 @@ class MultiHeadAttention(Module):
         self.heads = heads // tensor_parallel
         self.kv_heads = max(kv_heads // tensor_parallel, 1)
         self.fused = choose_fused_attention(config) if num_chunks == 1 else False
-        self.window = spec.window
+        self.window = None if isinstance(spec.window, tuple) else spec.window
         self.attention = Attention(
             Dropout.from_model_config(config.model) if dropout is None else dropout,
             spec,

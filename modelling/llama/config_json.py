@@ -112,12 +112,11 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     fields["head_dim"] = getattr(hf, "head_dim", None) or hf.hidden_size // heads
     if not getattr(hf, "output_router_logits", False):
         fields["router_aux_loss_coef"] = 0.0
-    return (
-        fields
-        | _special_token_ids(hf)
-        | _read_layer_types(model_type, hf)
-        | _read_rope_settings(model_type, hf)
+    rope = read_rope_settings(
+        hf, ARCHITECTURES[model_type].has_local_rope, scales_queries=model_type == "ministral3"
     )
+    tokens = special_token_ids(hf, hf.vocab_size)
+    return fields | tokens | _read_layer_types(model_type, hf) | rope
 
 
 def _load_hf_config(model_type: str, hf_config: Mapping[str, Any]) -> Any:
@@ -129,11 +128,15 @@ def _load_hf_config(model_type: str, hf_config: Mapping[str, Any]) -> Any:
     read |= {"num_experts", "num_local_experts"} if model_type in MIXTURES else set()
     required = {name: (x, x) for name, x in NEUTRAL_VALUES.items() if name in hf_config}
     check_hf_settings(hf_config, model_type, read, required)
+    used = read | (model_defaults.keys() - common_names)
+    return load_hf_class(model_type, {name: x for name, x in hf_config.items() if name in used})
+
+
+def load_hf_class(model_type: str, hf_config: Mapping[str, Any]) -> Any:
+    """Loads a config.json's settings as transformers' class; raises ConfigError."""
     try:
-        used = read | (model_defaults.keys() - common_names)
         # A copy, since from_dict modifies it.
-        settings = deepcopy({name: value for name, value in hf_config.items() if name in used})
-        return hf_config_class(model_type).from_dict(settings)
+        return hf_config_class(model_type).from_dict(deepcopy(dict(hf_config)))
     except Exception as error:  # transformers' checks raise several types
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(f"the model's config.json is wrong: {format_name(reason, 160)}") from None
@@ -161,10 +164,8 @@ def _modernize_hf_config(model_type: str, hf_config: Mapping[str, Any]) -> dict[
     return dict(hf_config)
 
 
-def _special_token_ids(hf_config: Any) -> dict[str, Any]:
+def special_token_ids(hf_config: Any, vocab_size: int) -> dict[str, Any]:
     """Returns a transformers config's special token ids as fields of our model section.
-
-    The first eos token also pads if there is no padding token.
 
     The first eos token also pads if there is no padding token.
     """
@@ -172,7 +173,7 @@ def _special_token_ids(hf_config: Any) -> dict[str, Any]:
     def read_token_ids(name: str) -> list[int]:
         value = getattr(hf_config, f"{name}_token_id")
         ids = value if isinstance(value, Sequence) else [value]
-        return [token_id for token_id in ids if is_token_id(token_id, hf_config.vocab_size)]
+        return [token_id for token_id in ids if is_token_id(token_id, vocab_size)]
 
     bos, eos, pad = map(read_token_ids, ("bos", "eos", "pad"))
     return {
@@ -196,21 +197,29 @@ def _read_layer_types(model_type: str, hf_config: Any) -> dict[str, Any]:
             f"must name those of all {count}"
         )
     return {
-        "layer_types": _join_with_commas(_shortest_period(types)),
+        "layer_types": _join_with_commas(shortest_period(types)),
         "sliding_window": window if SLIDING in types else None,
-        "no_rope_layers": None if all(ropes) else _join_with_commas(_shortest_period(ropes)),
+        "no_rope_layers": None if all(ropes) else _join_with_commas(shortest_period(ropes)),
     }
 
 
-def _shortest_period(values: list[Any]) -> list[Any]:
+def shortest_period(values: list[Any]) -> list[Any]:
     """Returns the shortest prefix that, repeated, starts with `values`."""
     count = len(values)
     return next(values[:n] for n in range(1, count + 1) if (values[:n] * count)[:count] == values)
 
 
-def _read_rope_settings(model_type: str, hf_config: Any) -> dict[str, Any]:
+def read_rope_settings(
+    hf_config: Any, has_local_rope: bool = False, scales_queries: bool = False
+) -> dict[str, Any]:
+    """Returns the RoPE settings of a transformers config as fields of our section.
+
+    Args:
+        has_local_rope: True if sliding-window layers have a RoPE base of their own.
+        scales_queries: True if models of the type can scale queries by position.
+    """
     parameters, local_theta = dict(hf_config.rope_parameters), None
-    if ARCHITECTURES[model_type].has_local_rope:
+    if has_local_rope:
         local = parameters[SLIDING]
         if local.get("rope_type", "default") != "default":
             raise ConfigError(
@@ -227,7 +236,7 @@ def _read_rope_settings(model_type: str, hf_config: Any) -> dict[str, Any]:
         )
     read = {"rope_type", "rope_theta", "partial_rotary_factor", *sum(ROPE_TYPES[rope_type], ())}
     ignored = {"type", "original_max_position_embeddings"}
-    if model_type == "ministral3":
+    if scales_queries:
         read, ignored = read | {BETA}, ignored | {"max_position_embeddings"}
     unknown = [n for n in parameters if n not in read | ignored and not n.startswith("_")]
     if unknown:
@@ -290,24 +299,28 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
 def _hf_rope_settings(model: LlamaModel, hf_names: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the RoPE settings of config.json, in the old and the new form."""
     rope, local_theta = model.rope_parameters, model.rope_local_base_freq
-    parameters = _hf_rope_scaling(rope)
     settings: dict[str, Any] = {
         "rope_theta": rope.rope_theta,
-        "rope_scaling": None if rope.rope_type == "default" else parameters,
+        "rope_scaling": None if rope.rope_type == "default" else _hf_rope_scaling(rope),
     }
-    parameters = {"rope_theta": rope.rope_theta, **parameters}
     if rope.partial_rotary_factor != 1:
-        factor = {"partial_rotary_factor": rope.partial_rotary_factor}
-        settings, parameters = settings | factor, parameters | factor
+        settings["partial_rotary_factor"] = rope.partial_rotary_factor
     if "original_max_position_embeddings" in hf_names:
         original = rope.original_max_position_embeddings or model.max_position_embeddings
         settings["original_max_position_embeddings"] = original
-    if local_theta is not None:
-        if "rope_local_base_freq" in ARCHITECTURES[model.model_type].legacy:
-            settings["rope_local_base_freq"] = local_theta
-        local = {"rope_type": "default", "rope_theta": local_theta}
-        parameters = {SLIDING: local, FULL: parameters}
-    return settings | {"rope_parameters": parameters}
+    if local_theta is not None and "rope_local_base_freq" in ARCHITECTURES[model.model_type].legacy:
+        settings["rope_local_base_freq"] = local_theta
+    return settings | {"rope_parameters": hf_rope_parameters(rope, local_theta)}
+
+
+def hf_rope_parameters(rope: LlamaRope, local_theta: float | None) -> dict[str, Any]:
+    """Returns `rope_parameters` of config.json; by layer type if `local_theta` is there."""
+    parameters = {"rope_theta": rope.rope_theta, **_hf_rope_scaling(rope)}
+    if rope.partial_rotary_factor != 1:
+        parameters["partial_rotary_factor"] = rope.partial_rotary_factor
+    if local_theta is None:
+        return parameters
+    return {SLIDING: {"rope_type": "default", "rope_theta": local_theta}, FULL: parameters}
 
 
 def _hf_rope_scaling(rope: LlamaRope) -> dict[str, Any]:

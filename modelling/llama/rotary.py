@@ -6,11 +6,12 @@ All arithmetic is in float32, as in transformers.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 
 import popxl
-from config.llama import LayerType, LlamaModel, LlamaRope
+from config.llama import LayerType, LlamaRope
 from config.values import parse_numbers
 from modelling.layers import (
     BlockContext,
@@ -22,10 +23,23 @@ from modelling.layers import (
 from popxl import Tensor
 
 
+class RopeModel(Protocol):
+    """The settings of rotary positions in a model, or in one of its stacks."""
+
+    @property
+    def rope_parameters(self) -> LlamaRope: ...
+    @property
+    def rope_local_base_freq(self) -> float | None: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def rotary_dim(self) -> int: ...
+
+
 class Rope:
     """Rotary position embeddings for the layers of one type."""
 
-    def __init__(self, c: LlamaModel, layer: LayerType) -> None:
+    def __init__(self, c: RopeModel, layer: LayerType) -> None:
         self._model, self._layer = c, layer
 
     def __call__(self, q: Tensor, k: Tensor, ctx: BlockContext) -> tuple[Tensor, Tensor]:
@@ -44,7 +58,7 @@ class Rope:
 
 
 def rope_tables(
-    model: LlamaModel, layer: LayerType, num_positions: int, max_length: int
+    model: RopeModel, layer: LayerType, num_positions: int, max_length: int
 ) -> RopeTables:
     """Returns RoPE tables of positions 0, 1, ... for a layer type; see `RopeTables`.
 
@@ -74,7 +88,7 @@ def _query_scale(rope: LlamaRope, num_positions: int) -> Tensor:
     return popxl.constant(scale[:, None], popxl.float32, "query_growth")
 
 
-def scaled_frequencies(model: LlamaModel, max_length: int) -> tuple[np.ndarray, float]:
+def scaled_frequencies(model: RopeModel, max_length: int) -> tuple[np.ndarray, float]:
     """Returns scaled RoPE frequencies, float32 (rotary_dim / 2,), and the scale of sin and cos.
 
     Args:

@@ -44,20 +44,27 @@ def build_runs_by_type(
     inputs: Mapping[str, LayerIO],
     outputs: Sequence[LayerIO],
     settings: PhaseSettings,
+    shared: Mapping[str, Phase] | None = None,
 ) -> list[list[PhaseRun]]:
     """Build, for each layer type, a phase over all layers as if all had that type.
 
     The caller takes for each layer the run of its type. The phase of the first type owns the
-    weights of all layers.
+    weights of all layers, but those in `shared`, see `Phase`.
     """
     runs_by_type: list[list[PhaseRun]] = []
     for number, module in enumerate(layers.modules):
         title = f"{name}_{number + 1}" if number else name
         owner = runs_by_type[0][0].phase if runs_by_type else None
         args = inputs, outputs, settings, len(layers.type_of_layer)
-        phase = Phase(title, module, *args, share_weights_with=owner)
+        phase = Phase(title, module, *args, shared, share_weights_with=owner)
         runs_by_type.append(split_by_remat(phase))
     return runs_by_type
+
+
+def runs_in_order(layers: LayerModules, runs_by_type: Sequence[list[PhaseRun]]) -> list[PhaseRun]:
+    """Take for each layer the run of its type; arguments as for `build_runs_by_type`."""
+    spans = layers.runs_of_one_type()
+    return [run for kind, rows in spans for run in slice_runs(runs_by_type[kind], rows)]
 
 
 def build_dense_runs(
@@ -80,4 +87,4 @@ def build_dense_runs(
     inputs, outputs = reserve_rows(activations, layers, trainable, usage_grad)
     inputs_by_name = {**name_layer_outputs(inputs), **extra_inputs}
     runs = build_runs_by_type(name, layers, inputs_by_name, outputs, settings)
-    return [run for kind, rows in layers.runs_of_one_type() for run in slice_runs(runs[kind], rows)]
+    return runs_in_order(layers, runs)

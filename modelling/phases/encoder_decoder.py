@@ -30,10 +30,10 @@ from modelling.layers.encoder_decoder import (
 from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.packing import Packing
 from modelling.phases.buffers import ActivationBuffers, InputBuffers, LayerIO
+from modelling.phases.dense_layers import build_runs_by_type, runs_in_order
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
-from modelling.phases.recompute_split import split_by_remat
 from modelling.phases.settings import PhaseSettings
 from popxl import Tensor
 
@@ -89,16 +89,17 @@ def build_encoder_decoder_phases(
         settings,
     )
 
-    def make_activation_buffers(tokens: popxl.TensorSpec, *phases: str) -> ActivationBuffers:
-        shape = ActivationLayout.from_config(config).shape(
-            tokens.shape[0], tokens.shape[1], config.model.hidden_size
-        )
+    def make_activation_buffers(
+        name: str, tokens: popxl.TensorSpec, *phases: str
+    ) -> ActivationBuffers:
+        hidden = model.stacks[name].hidden_size or config.model.hidden_size
+        shape = ActivationLayout.from_config(config).shape(tokens.shape[0], tokens.shape[1], hidden)
         spec = popxl.TensorSpec(shape, settings.dtype)
         return ActivationBuffers(spec, settings, any(map(settings.is_phase_trainable, phases)))
 
     decoder_phases = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
-    encoder = make_activation_buffers(input_ids, EMBEDDINGS)
-    decoder = make_activation_buffers(targets, EMBEDDINGS, *decoder_phases)
+    encoder = make_activation_buffers("encoder", input_ids, EMBEDDINGS)
+    decoder = make_activation_buffers("decoder", targets, EMBEDDINGS, *decoder_phases)
     embeddings = with_packed_positions(adapters.attach_to_embeddings(model.embeddings()))
     mask, names = inputs.layer_ios(["mask"]), ["input_ids"]
     names += ["mask"] if isinstance(embeddings, PackedEncoderEmbeddings) else []
@@ -153,9 +154,12 @@ def _build_stack(
             input_has_grad = any(layer_io.grad for layer_io in extra_inputs.values())
             requires_grad = settings.is_phase_trainable(title) or input_has_grad
             x, y = activations.reserve_rows(layers, requires_grad)
-            block = StackBlock(adapters.attach(stack.block(layer == 0), layer_name(name, layer)))
+            names = [layer_name(name, i) for i in range(layer, layer + layers)]
+            types = stack.types[layer : layer + layers]
+            blocks = adapters.build_layers(names, types, stack.block).map_modules(StackBlock)
             inputs = {"x": x, **extra_inputs}
-            runs += split_by_remat(Phase(title, block, inputs, [y], settings, layers, shared))
+            by_type = build_runs_by_type(title, blocks, inputs, [y], settings, shared)
+            runs += runs_in_order(blocks, by_type)
             layer += layers
             shared = {} if bias is None else {bias[0]: runs[0].phase}
     return runs

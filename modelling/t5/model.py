@@ -16,6 +16,7 @@ from modelling.layers import (
     DecoderContext,
     Dropout,
     Embeddings,
+    EncoderFinalNorm,
     FusedLinear,
     Linear,
     LMHeadLoss,
@@ -26,7 +27,6 @@ from modelling.layers import (
     VocabularyEmbedding,
     get_activation,
 )
-from modelling.layers.encoder_decoder import EncoderFinalNorm
 from modelling.model_family import encoder_decoder_family
 from modelling.t5.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.t5.relative_position import RelativePositionBias

@@ -116,6 +116,11 @@ def add_tied_copies(weight_map: WeightMap, tensors: Arrays) -> Arrays:
     return OverlayArrays(copies, tensors)
 
 
+def is_head_module(module: str) -> bool:
+    """True for the name of a head, or of a linear layer in it."""
+    return module.partition(".")[0] == module_name(HEAD)
+
+
 def has_tied_head(weight_map: WeightMap, names: Collection[str]) -> bool:
     """True if the named weights belong to an embedding (or its adapter) that is tied to a head.
 
@@ -361,7 +366,7 @@ class _AdapterMapper:
         yield WeightMapping(f"{adapter.path}.lora_A", (a,), transpose=True, axis=0, is_adapter=True)
         yield WeightMapping(f"{adapter.path}.lora_B", (b,), transpose=True, is_adapter=True)
         for module in adapter.tied:
-            is_head = module == module_name(HEAD)
+            is_head = is_head_module(module)
             ends = (LORA_B, LORA_A) if is_head else (EMBEDDING_A, EMBEDDING_B)
             copies = [f"{module}.{end}" for end in ends]
             self._aliases |= dict(zip(copies, names, strict=True))
@@ -415,7 +420,7 @@ class _AdapterMapper:
         targets = [("target_parameters", "experts", drops)] if self._has_experts else []
         for mapping in filter(is_vocabulary, adapted.mappings):
             for adapter in mapping.adapters:
-                is_head = mapping.path == HEAD or module_name(HEAD) in adapter.tied
+                is_head = mapping.path == HEAD or any(map(is_head_module, adapter.tied))
                 targets.append(("targets", adapter.module, is_head and drops))
         for field, target, has_dropout in targets:
             for name, is_set in (("dropout", has_dropout), ("dora", dora)):

@@ -137,8 +137,11 @@ class WeightMap:
 
     @property
     def embedding_names(self) -> list[str]:
-        """Names of the embedding in files, then those of the weights tied to it."""
-        (mapping,) = (mapping for mapping in self.layers[EMBEDDINGS] if mapping.path == EMBEDDING)
+        """Names of the embedding in files, then those of the weights tied to it.
+
+        Of two embeddings it is the decoder's, to which a head can be tied.
+        """
+        *_, mapping = (mapping for mapping in self.mappings if mapping.path == EMBEDDING)
         embedding, aliases = mapping.weights[0].name, self.hf_names.aliases.items()
         return [embedding, *(alias for alias, name in aliases if name == embedding)]
 

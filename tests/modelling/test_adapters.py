@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -27,6 +28,7 @@ from tests.modelling.peft_reference import named, renamed, tie_adapters, with_pe
 from tests.modelling.rounding import fake_quantize_weight, is_quantized
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
+from tests.modelling.t5gemma import hf as t5gemma_hf
 from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
 from tests.slow import slow
 
@@ -70,6 +72,10 @@ def case(kind: str) -> Case:
         given, loss = bart_hf.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
         of = partial(bart_hf.our_config, "as published")
         return Case(of, bart_hf.without_bias, given, loss)
+    if kind == "t5gemma":
+        given, loss = t5gemma_hf.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
+        of = partial(t5gemma_hf.our_config, "wide encoder")
+        return Case(of, lambda: copy.deepcopy(t5gemma_hf.hf_model("wide encoder")), given, loss)
     if kind == "gptj":
         of = gptj_hf.small_config
         given = gptj_training.batches(STEPS)
@@ -136,6 +142,7 @@ ALL_LINEAR = {"adapter.rank": 4, "adapter.alpha": 6.0, "adapter.targets": "all-l
             slow(kind, split)
             for kind, split in (
                 *(("bart", (1, 1, 4)), ("bart", (2, 2, 2))),
+                *(("t5gemma", (1, 1, 4)), ("t5gemma", (2, 2, 2))),
                 *(("t5", (2, 2, 2)), ("t5", (1, 2, 4)), ("gptj", (2, 1, 4)), ("gptj", (2, 2, 2))),
                 *(("qwen3", (1, 2, 2)), ("llama", (1, 4, 2))),
                 *(("phi3", (1, 1, 4)), ("gemma3_text", (1, 1, 4)), ("gemma3_text", (2, 2, 2))),

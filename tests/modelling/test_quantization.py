@@ -16,6 +16,7 @@ from config.model import QuantConfig
 from config.presets import load_config
 from config.sections import Model, RunConfig
 from config.t5 import T5Config
+from config.t5gemma import T5GemmaConfig
 from modelling.layers import Linear
 from modelling.quantization import QUANT_FIELDS, quantize_weight, quantized_shapes
 from popxl import ops
@@ -135,7 +136,12 @@ def test_one_weight_at_a_time_is_decompressed():
 
 # ---- configuration ------------------------------------------------------------------------------
 INT4 = {"quantization": "int4"}
-FAMILIES = [(T5Config, "tiny"), (GPTJConfig, "gptj_tiny"), (BartConfig, "bart_tiny")]
+FAMILIES = [
+    (T5Config, "tiny"),
+    (GPTJConfig, "gptj_tiny"),
+    (BartConfig, "bart_tiny"),
+    (T5GemmaConfig, "t5gemma_tiny"),
+]
 
 
 @pytest.mark.parametrize(("family", "preset"), FAMILIES)

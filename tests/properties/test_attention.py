@@ -46,7 +46,7 @@ class Attention:
     keys: int
     values: int
     causal: bool
-    window: int | None
+    window: int | tuple[int, int] | None
     cap: float | None
     biases: tuple[tuple[tuple[bool, ...], str], ...]
     inputs: frozenset[str]
@@ -96,11 +96,13 @@ class Attention:
             return given[name][:, None, :, None], given[f"{name}_of_keys"][:, None, None, :]
 
         seen = torch.ones(self.queries, self.keys, dtype=torch.bool)
-        if self.causal:
+        if self.causal or self.window:
             at, of = torch.arange(self.queries)[:, None], torch.arange(self.keys)
             if "positions" in given:
                 at, of = facing("positions")
-            seen = seen & (of <= at) & (at - of < (self.window or 99))
+            window = self.window or 99
+            before, after = window if isinstance(window, tuple) else (window - 1, 0)
+            seen = seen & (at - of <= before) & (of - at <= (0 if self.causal else after))
         if "segments" in given:
             at, of = facing("segments")
             seen = seen & (at == of)
@@ -146,7 +148,9 @@ def attentions(draw: Any) -> Attention:
     bias = st.tuples(
         st.lists(st.booleans(), min_size=2, max_size=rank).map(tuple), st.sampled_from(list(LOW))
     )
-    inputs = {"sinks": rank > 2, "positions": rank == 4 and causal,
+    pair = st.tuples(st.integers(0, 5), st.integers(0, 5))
+    window = draw(st.none() | pair | (st.integers(1, 5) if causal else pair))
+    inputs = {"sinks": rank > 2, "positions": rank == 4 and (causal or window is not None),
               "segments": rank == 4, "lengths": rank == 4}  # fmt: skip
     return Attention(
         leading,
@@ -155,7 +159,7 @@ def attentions(draw: Any) -> Attention:
         keys=draw(st.integers(1, 9)),
         values=draw(st.sampled_from([3, 4, 4])),
         causal=causal,
-        window=draw(st.none() | st.integers(1, 5)) if causal else None,
+        window=window,
         cap=draw(st.sampled_from([None, None, 0.7])),
         biases=tuple(draw(st.lists(bias, max_size=2))),
         inputs=frozenset(n for n, can in inputs.items() if can and draw(st.booleans())),

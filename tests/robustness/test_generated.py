@@ -108,7 +108,8 @@ def check_outcome(
 @dear
 def test_every_flag(family, cases, forks, tmp_path):
     names = [leaf.path for leaf in config_fields(FAMILIES[family].config)]
-    presets = {"t5": "tiny", "bart": "bart_tiny", "gptj": "gptj_tiny", "llama": "qwen3_tiny"}
+    presets = {"llama": "qwen3_tiny", "t5": "tiny"}
+    presets |= {name: f"{name}_tiny" for name in ("bart", "t5gemma", "gptj")}
     places = {
         "run_finetuning": ["--run-dir", str(tmp_path / "run")],
         "run_validation": ["--out", str(tmp_path / "out")],

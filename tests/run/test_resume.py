@@ -210,6 +210,9 @@ HUB = {
     "umt5_base": "google/umt5-base",
     "umt5_xl": "google/umt5-xl",
     "umt5_xxl": "google/umt5-xxl",
+    "t5gemma_2b_2b": "google/t5gemma-2b-2b-prefixlm",
+    "t5gemma_9b_2b": "google/t5gemma-9b-2b-prefixlm",
+    "t5gemma_9b_9b": "google/t5gemma-9b-9b-prefixlm",
 }
 
 

@@ -15,7 +15,8 @@ from terminal.entry_point import entry_point
 from tests.slow import slow
 
 SEED = 41
-PRESETS = {"t5": "tiny", "bart": "bart_tiny", "gptj": "gptj_tiny", "llama": "qwen3_tiny"}
+PRESETS = {"llama": "qwen3_tiny", "t5": "tiny"}
+PRESETS |= {name: f"{name}_tiny" for name in ("bart", "t5gemma", "gptj")}
 NUMBERS = [
     *("0", "-1", "1.5", "1e400", "-1e-400", "nan", "-inf", "0x10", "1_000", "٣", "9" * 4301),
     *(str(2**63), str(-(2**63)), "1e5", "+1", "1e", "０", "0x" + "f" * 4000),

@@ -146,6 +146,15 @@ def test_a_window_is_a_positive_integer(window) -> None:
     _is_refused((TypeError, ValueError), "window must be", causal=True, window=window)
 
 
+@pytest.mark.parametrize("window", [(1,), (1, 2, 3), (-1, 0), (0, 1.5), (True, 0)])
+def test_a_pair_of_a_window_has_two_numbers_of_0_or_more(window) -> None:
+    _is_refused((TypeError, ValueError), "(the )?window", window=window)
+
+
+def test_a_window_of_one_number_is_causal() -> None:
+    _is_refused(ValueError, "a window that is a number is of causal attention", window=2)
+
+
 @pytest.mark.parametrize("cap", [0, -1.0, np.nan, np.inf])
 def test_a_cap_is_positive_and_finite(cap) -> None:
     _is_refused(ValueError, "cap must be positive", cap=cap)

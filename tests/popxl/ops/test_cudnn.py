@@ -93,7 +93,7 @@ def test_groups_of_heads_give_what_all_together_give(monkeypatch: pytest.MonkeyP
     k, v = (rand(2, 2, 10, 8, seed=n) for n in (7, 8))
     segments = np.array([[0] * 4 + [1] * 6] * 2, np.int32)
     arrays = [np.float32(a) for a in (dy, q, k, v, out, *biases)]
-    settings = _attention_math.AttentionAttrs(0.3, 3, 0.0, True, 5, None, False, True, False)
+    settings = _attention_math.AttentionAttrs(0.3, 3, 0.0, True, (4, 0), None, False, True, False)
 
     def run(*given: jax.Array) -> tuple[jax.Array, ...]:
         y = _cudnn_attention.attention_kernel(*given[1:4], *given[5:], settings=settings)
@@ -109,21 +109,22 @@ def test_groups_of_heads_give_what_all_together_give(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("biases", [0, 1])
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (True, (2, 0)), (False, (2, 1))])
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize(("positions", "segments"), [(True, True), (False, True), (False, False)])
 def test_what_is_hidden_is_what_the_definition_hides(
     positions: bool,
     segments: bool,
     lengths: bool,
-    window: int | None,
+    causal: bool,
+    window: tuple[int, int] | None,
     biases: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All keys of some queries, too."""
     _instead_of_the_kernel(monkeypatch)
     settings = _attention_math.AttentionAttrs(
-        0.3, biases, 0.0, True, window, None, positions, segments, lengths
+        0.3, biases, 0.0, causal, window, None, positions, segments, lengths
     )
     q, k, v = (np.float32(rand(2, 4, 10, 8, seed=n)) for n in range(3))
     places = np.array([[5, 4, 3, 2, 1, 0, 6, 7, 8, 9]], np.int32)

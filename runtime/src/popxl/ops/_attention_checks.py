@@ -25,10 +25,33 @@ def check_list_arguments(biases: Any, **pairs: Any) -> None:
             raise TypeError(f"attention: {name} are a pair of tensors, of the queries and the keys")
 
 
-def check_limits(window: Any, cap: float | None) -> None:
-    """Raises TypeError or ValueError for a window below 1, or a cap that is not positive."""
-    if window is not None:
+def window_limits(window: Any, causal: bool) -> tuple[int, int] | None:
+    """Returns how many positions before and after its own a query sees; None: all.
+
+    Raises:
+        TypeError, ValueError: a window is neither a number of 1 or more, of causal attention, nor a
+            pair of 0 or more.
+    """
+    if window is None:
+        return None
+    if not isinstance(window, tuple):
         check_integer("attention", "window", window, 1)
+        if not causal:
+            raise ValueError(
+                "attention: a window that is a number is of causal attention: set causal, or give "
+                "a pair, the positions before and after"
+            )
+        return int(window) - 1, 0
+    if len(window) != 2:
+        raise ValueError(f"attention: window is a number or a pair, not {window}")
+    for name, limit in zip(("before", "after"), window, strict=True):
+        check_integer("attention", f"the window {name} a query", limit, 0)
+    before, after = map(int, window)
+    return before, 0 if causal else after
+
+
+def check_cap(cap: float | None) -> None:
+    """Raises ValueError for a cap that is not positive."""
     if cap is not None and not 0 < cap < math.inf:
         raise ValueError(f"attention: cap must be positive and finite, not {cap}")
 

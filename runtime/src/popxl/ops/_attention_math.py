@@ -41,6 +41,7 @@ class AttentionAttrs(NamedTuple):
     Attributes:
         biases: how many there are.
         p: probability of dropout.
+        window: how many positions before and after its own a query sees; None: all.
         positions, segments, lengths, sinks: whether they are given.
     """
 
@@ -48,12 +49,17 @@ class AttentionAttrs(NamedTuple):
     biases: int
     p: float
     causal: bool
-    window: int | None
+    window: tuple[int, int] | None
     cap: float | None
     positions: bool
     segments: bool
     lengths: bool
     sinks: bool = False
+
+    @property
+    def compares_positions(self) -> bool:
+        """True if positions decide which keys a query sees."""
+        return self.causal or self.window is not None
 
 
 class ExtraInputs(NamedTuple):
@@ -145,13 +151,17 @@ def visibility_mask(
 ) -> Any:
     """Returns the bool mask of keys visible to each query, broadcastable to scores; None: all."""
     conditions = []
-    if settings.causal:
+    if settings.compares_positions:
         of_queries, of_keys = _broadcast_id_pair(
             extra_inputs.positions or (jnp.arange(queries), jnp.arange(keys))
         )
-        conditions.append(of_keys <= of_queries)
-        if settings.window is not None:
-            conditions.append(of_queries - of_keys < settings.window)
+        before, after = settings.window or (None, None)
+        if settings.causal:
+            conditions.append(of_keys <= of_queries)
+        elif after is not None:
+            conditions.append(of_keys - of_queries <= after)
+        if before is not None:
+            conditions.append(of_queries - of_keys <= before)
     if settings.segments:
         of_queries, of_keys = _broadcast_id_pair(extra_inputs.segments)
         conditions.append(of_queries == of_keys)

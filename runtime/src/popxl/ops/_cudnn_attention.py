@@ -82,12 +82,15 @@ def _attrs_of_bias_mask(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAt
     """Returns the attributes of the part of the mask that must be passed as a bias.
 
     The kernel masks the rest itself, which must leave each query a key: a softmax over none is
-    NaN. It takes no window beside a bias (cuDNN's frontend refuses that).
+    NaN. It takes no window beside a bias (cuDNN's frontend refuses that), nor one that is not
+    causal.
     """
-    may_hide_all = settings.lengths or q.shape[-2] - (settings.window or 0) >= k.shape[-2]
+    seen = 0 if settings.window is None else settings.window[0] + 1
+    may_hide_all = settings.lengths or q.shape[-2] - seen >= k.shape[-2]
     adds = settings.segments or settings.biases or may_hide_all
     causal = settings.causal and (settings.positions or (settings.window is not None and adds))
-    return settings._replace(causal=bool(causal), lengths=False)
+    window = settings.window if causal or not settings.causal else None
+    return settings._replace(causal=bool(causal), window=window, lengths=False)
 
 
 def _bias_and_mask(q: Any, k: Any, extra: Sequence[Any], settings: AttentionAttrs) -> list[Any]:
@@ -115,7 +118,7 @@ def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionA
         shape = (*bias.shape[:2], q.shape[1], k.shape[1])
         bias = jnp.broadcast_to(_finite_bias(bias, q.dtype), shape)
     causal = settings.causal and not settings.positions
-    back = (settings.window - 1, 0) if causal and settings.window and bias is None else None
+    back = settings.window if causal and bias is None else None
     out = jax.nn.dot_product_attention(
         q, k, v,
         bias=bias,

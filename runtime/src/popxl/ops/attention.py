@@ -8,7 +8,12 @@ from typing import Any
 
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
-from popxl.ops._attention_checks import check_inputs, check_limits, check_list_arguments
+from popxl.ops._attention_checks import (
+    check_cap,
+    check_inputs,
+    check_list_arguments,
+    window_limits,
+)
 from popxl.ops._attention_math import (
     AttentionAttrs,
     attention_grads,
@@ -67,7 +72,7 @@ def attention(
     dropout: float = 0.0,
     *,
     causal: bool = False,
-    window: int | None = None,
+    window: int | tuple[int, int] | None = None,
     cap: float | None = None,
     positions: Pair | None = None,
     segments: Pair | None = None,
@@ -93,10 +98,11 @@ def attention(
         dropout: probability of a weight to become 0, in [0, 1).
         causal: hide the keys whose position is after the query's.
         window: if causal, hide the keys whose position is so many or more before the query's; at
-            least 1, the query's own.
+            least 1, the query's own. Or a pair, causal or not: hide those that are further before,
+            and further after the query's.
         cap: positive; scores become cap * tanh(scores / cap).
-        positions: if causal, of queries and keys: int32 (batch or 1, queries) and (batch or 1,
-            keys), for q of rank 4. None: 0, 1, ...
+        positions: if causal or with a window, of queries and keys: int32 (batch or 1, queries) and
+            (batch or 1, keys), for q of rank 4. None: 0, 1, ...
         segments: int32 of the same shapes; keys of other segments than the query's are hidden.
         lengths: int32 (batch,), for q of rank 4: the keys from this number on are hidden.
         sinks: floating-point (heads,), of q's heads, the axis before the queries: a further score
@@ -112,21 +118,22 @@ def attention(
     Raises:
         SpecError: shapes or dtypes do not fit, or there is no key.
         TypeError: biases are no list, or positions or segments no pair.
-        ValueError: a wrong probability, window or cap, dropout without a seed, or window or
-            positions of attention that is not causal.
+        ValueError: a wrong probability, window or cap, dropout without a seed, or positions of
+            attention that does not depend on them.
     """
     if not 0 <= dropout < 1:
         raise ValueError(f"attention: the probability of dropout must be in [0, 1), not {dropout}")
     if dropout and seed_tensor is None:
         raise ValueError("attention: dropout needs seed_tensor, uint32 of shape (2,)")
-    if not causal and (window is not None or positions is not None):
-        raise ValueError("attention: window and positions are of causal attention: set causal")
+    limits = window_limits(window, causal)
+    if not causal and limits is None and positions is not None:
+        raise ValueError("attention: positions are of causal attention, or of a window: set causal")
     check_list_arguments(biases, positions=positions, segments=segments)
-    check_limits(window, cap)
+    check_cap(cap)
     seed = [seed_tensor] if dropout and seed_tensor is not None else []
     settings = AttentionAttrs(
         float(scale), len(biases), float(dropout), bool(causal),
-        None if window is None else int(window), None if cap is None else float(cap),
+        limits, None if cap is None else float(cap),
         positions is not None, segments is not None, lengths is not None, sinks is not None,
     )  # fmt: skip
     floats = [*biases, *([] if sinks is None else [sinks])]

@@ -71,9 +71,9 @@ class _QueryTiles:
         self.extra_inputs = group_extra_inputs(extra, settings)
         queries, keys = q.shape[_QUERIES], k.shape[_QUERIES]
         positions = self.extra_inputs.positions
-        if settings.causal and not positions:
+        if settings.compares_positions and not positions:
             positions = [jnp.arange(n) for n in (queries, keys)]
-        self.settings = settings._replace(positions=settings.causal)
+        self.settings = settings._replace(positions=settings.compares_positions)
         floats = self.extra_inputs.floats
         self.moving = [b.ndim > 1 and b.shape[_QUERIES] == queries > 1 for b in floats]
         self._position_ids = [*positions, *self.extra_inputs.segments]

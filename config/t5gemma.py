@@ -1,0 +1,266 @@
+"""T5Gemma configuration (Zhang et al., arXiv:2504.06225), with config.json's field names.
+
+An encoder-decoder made of two Gemma decoders, whose sizes can differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Annotated, ClassVar, Literal
+
+from config.base import ConfigSection
+from config.errors import ConfigError
+from config.llama import FULL, SLIDING, LayerType, LlamaRope
+from config.model import ModelSection, check_eos_token_ids
+from config.sections import RunConfig
+from config.task import Seq2SeqData
+from config.values import (
+    LayerCount,
+    Names,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    comma_separated_names,
+    split_names,
+)
+
+STACKS = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class GemmaStack(ConfigSection):
+    """The layers of an encoder or a decoder; the defaults are those of Gemma 2 2B."""
+
+    hidden_size: PositiveInt = 2304
+    """Features of a token between layers."""
+
+    num_hidden_layers: LayerCount = 26
+    """Number of layers."""
+
+    intermediate_size: PositiveInt = 9216
+    """Features inside a feed-forward layer."""
+
+    num_attention_heads: PositiveInt = 8
+    """Number of attention heads."""
+
+    num_key_value_heads: PositiveInt = 4
+    """Heads of keys and values, each for equally many heads."""
+
+    head_dim: PositiveInt = 256
+    """Features of a head."""
+
+    query_pre_attn_scalar: PositiveInt = 256
+    """Scores are multiplied by this^-0.5."""
+
+    attn_logit_softcapping: PositiveFloat | None = 50.0
+    """Scores become this × tanh(scores / this)."""
+
+    layer_types: Annotated[str, comma_separated_names(FULL, SLIDING)] = f"{SLIDING},{FULL}"
+    """full_attention or sliding_attention for each layer, repeated."""
+
+    sliding_window: PositiveInt = 4096
+    """Window of sliding_attention layers in tokens. In the decoder the current one is included; in
+    the encoder it is on both sides."""
+
+    hidden_activation: Literal["silu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    """Activation of the feed-forward's gate."""
+
+    rms_norm_eps: PositiveFloat = 1e-6
+    """Added to the mean square in a norm."""
+
+    max_position_embeddings: PositiveInt = 8192
+    """Tokens that the stack was made for."""
+
+    rope_theta: PositiveFloat = 10000.0
+    """Base of the rotary angles."""
+
+    rope_factor: PositiveFloat | None = None
+    """Divisor of the rotary angles (rope_type linear). null: 1."""
+
+    rope_local_base_freq: PositiveFloat | None = None
+    """rope_theta of layers of sliding_attention, unscaled. null: as in all layers."""
+
+    @property
+    def layers(self) -> tuple[LayerType, ...]:
+        """Type of each layer."""
+        names = islice(cycle(split_names(self.layer_types)), self.num_hidden_layers)
+        return tuple(LayerType(name == SLIDING, has_rope=True) for name in names)
+
+    @property
+    def rope_parameters(self) -> LlamaRope:
+        """Rotary positions of layers of full_attention."""
+        if self.rope_factor is None:
+            return LlamaRope(rope_theta=self.rope_theta)
+        return LlamaRope("linear", self.rope_theta, factor=self.rope_factor)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that are rotated: all of them."""
+        return self.head_dim
+
+    def validate(self) -> None:
+        heads, of_keys = self.num_attention_heads, self.num_key_value_heads
+        if heads % of_keys:
+            raise ConfigError(
+                f"num_attention_heads {heads} must be divisible by {of_keys} num_key_value_heads"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim {self.head_dim} must be even: pairs are rotated")
+        if len(split_names(self.layer_types)) > self.num_hidden_layers:
+            raise ConfigError(
+                f"layer_types {self.layer_types} names more layers than there are, "
+                f"{self.num_hidden_layers} num_hidden_layers"
+            )
+
+
+@dataclass(frozen=True)
+class T5GemmaModel(ModelSection):
+    """T5Gemma architecture; the defaults are T5Gemma 2B-2B."""
+
+    paths: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "decoder.hidden_size",
+        "num_hidden_layers": "encoder.num_hidden_layers",
+        "num_attention_heads": "encoder.num_attention_heads",
+    }
+
+    vocab_size: PositiveInt = 256000
+    """Rows of the embeddings, at least the tokenizer's size."""
+
+    new_rows: str | None = None
+    """Rows that begin with the mean of the others, such as 256000-256003,256010, where the model
+    that is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+
+    tie_word_embeddings: bool = True
+    """Use the decoder's embedding as the head's weight too."""
+
+    decoder_sequence_length: PositiveInt = 8
+    """Most tokens of a target or answer, the end token included."""
+
+    attention_dropout: Probability = 0.0
+    """Probability that dropout zeroes an attention weight."""
+
+    final_logit_softcapping: PositiveFloat | None = 30.0
+    """Logits become this × tanh(logits / this)."""
+
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of random initial weights."""
+
+    bos_token_id: NonNegativeInt = 2
+    """Token that the decoder reads before it writes."""
+
+    eos_token_ids: Names | None = None
+    """All tokens that end an answer, with commas, where there are several. null: eos_token_id."""
+
+    encoder: GemmaStack = field(default_factory=GemmaStack)
+    decoder: GemmaStack = field(default_factory=GemmaStack)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.decoder.hidden_size
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.encoder.num_hidden_layers
+
+    @property
+    def max_position_embeddings(self) -> int:
+        return self.encoder.max_position_embeddings
+
+    @property
+    def stacks(self) -> Mapping[str, GemmaStack]:
+        """Encoder and decoder by name."""
+        return {name: getattr(self, name) for name in STACKS}
+
+    @property
+    def start_token_id(self) -> int:
+        return self.bos_token_id
+
+    @property
+    def extra_eos_token_ids(self) -> tuple[int, ...]:
+        ends = {int(token) for token in split_names(self.eos_token_ids)}
+        return tuple(sorted(ends - {self.eos_token_id}))
+
+    @property
+    def has_dropout(self) -> bool:
+        return max(self.dropout_prob, self.attention_dropout) > 0
+
+    def validate(self) -> None:
+        super().validate()
+        check_eos_token_ids(self.eos_token_ids, self.vocab_size)
+        if self.bos_token_id >= self.vocab_size:
+            raise ConfigError(
+                f"model.bos_token_id {self.bos_token_id} must be below model.vocab_size "
+                f"{self.vocab_size}"
+            )
+
+
+@dataclass(frozen=True)
+class T5GemmaConfig(RunConfig):
+    """Configuration of a T5Gemma run."""
+
+    family: Literal["t5gemma"] = "t5gemma"
+    """The model family."""
+
+    published_tokenizer: ClassVar[str] = "google/t5gemma-2b-2b-prefixlm"  # that of all sizes
+
+    model: T5GemmaModel = field(default_factory=T5GemmaModel)
+    data: Seq2SeqData = field(default_factory=Seq2SeqData)
+
+    def validate(self) -> None:
+        super().validate()
+        parts = self.execution.tensor_parallel
+        for name, stack in self.model.stacks.items():
+            heads = stack.num_key_value_heads
+            if max(heads, parts) % min(heads, parts):
+                raise ConfigError(
+                    f"model.{name}.num_key_value_heads {heads} and execution.tensor_parallel "
+                    f"{parts}: one must be a multiple of the other"
+                )
+            if parts > heads and not self.training.optimizer.registry_entry.allows_shard_replicas:
+                raise ConfigError(
+                    f"{self.training.optimizer.name} with execution.tensor_parallel {parts} above "
+                    f"model.{name}.num_key_value_heads {heads} is not supported: take adamw"
+                )
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        names = "hidden_size", "num_attention_heads", "intermediate_size"
+        return super().tensor_parallel_sizes() | {
+            f"model.{name}.{n}": getattr(stack, n)
+            for name, stack in self.model.stacks.items()
+            for n in names
+        }
+
+    def min_weights(self) -> int:
+        m, total = self.model, 0
+        for stack in (m.encoder, m.decoder):
+            of_attention = 2 * (stack.num_attention_heads + stack.num_key_value_heads)
+            a_layer = of_attention * stack.head_dim + 3 * stack.intermediate_size
+            total += stack.hidden_size * (stack.num_hidden_layers * a_layer + m.vocab_size)
+        return total
+
+    def min_bytes(self) -> dict[str, int]:
+        answers = (
+            self._concurrent_samples
+            * self.execution.device_iterations
+            * self.data.examples_per_sample
+        )
+        return super().min_bytes() | {
+            "the attention scores": self.attention_score_bytes(
+                self.model.encoder.num_attention_heads
+            ),
+            "the answers of a run": answers * self.model.decoder_sequence_length * 4,
+        }
+
+    def linear_inputs(self) -> dict[str, int]:
+        parts, sizes = self.execution.tensor_parallel, super().linear_inputs()
+        for name, stack in self.model.stacks.items():
+            sharded = {
+                f"{name}'s heads × head_dim": stack.num_attention_heads * stack.head_dim,
+                f"model.{name}.intermediate_size": stack.intermediate_size,
+            }
+            sizes[f"model.{name}.hidden_size"] = stack.hidden_size
+            sizes |= {f"{n} / execution.tensor_parallel": x // parts for n, x in sharded.items()}
+        return sizes

@@ -1,0 +1,1 @@
+"""T5Gemma: an encoder-decoder made of two Gemma decoders."""
