@@ -81,7 +81,7 @@ class EncoderContext(StackContext):
         tables = make_tables(length)
         if self._packing.examples_per_sample == 1:
             return tables
-        return gather_rope_tables(tables, self._packing.positions(self._mask))
+        return gather_rope_tables(tables, self._packing.position_ids(self._mask))
 
     def padding_mask(self, takes_lengths: bool) -> PaddingMask:
         if takes_lengths and self._packing.examples_per_sample == 1 and self._bias is None:

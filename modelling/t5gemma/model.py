@@ -29,7 +29,7 @@ from modelling.layers import (
     RMSNorm,
     StackContext,
     VocabularyEmbedding,
-    activation,
+    get_activation,
 )
 from modelling.llama.rotary import Rope
 from modelling.model_family import encoder_decoder_family
@@ -52,7 +52,7 @@ class T5GemmaSelfAttention(MultiHeadAttention):
         )
         window = stack.sliding_window if causal else (stack.sliding_window, stack.sliding_window)
         spec = attention_spec(stack, causal, window if layer.is_sliding else None)
-        dropout = Dropout.from_model(c, c.attention_dropout)
+        dropout = Dropout.from_model_config(c, c.attention_dropout)
         super().__init__(heads, spec, kv_heads, is_chunked=not causal, dropout=dropout)
         hidden, inner = stack.hidden_size, heads * stack.head_dim
         kv = {"k_proj": std, "v_proj": std}
@@ -76,7 +76,7 @@ class T5GemmaCrossAttention(CrossAttention):
     def __init__(self, c: T5GemmaModel) -> None:
         stack, std = c.decoder, c.initializer_range
         heads, kv_heads = stack.num_attention_heads, stack.num_key_value_heads
-        dropout = Dropout.from_model(c, c.attention_dropout)
+        dropout = Dropout.from_model_config(c, c.attention_dropout)
         super().__init__(heads, attention_spec(stack), kv_heads, dropout=dropout)
         hidden, inner, kv = (
             stack.hidden_size,
@@ -110,7 +110,7 @@ class T5GemmaMLP(Module):
     def __init__(self, c: T5GemmaModel, stack: GemmaStack) -> None:
         super().__init__()
         hidden, inner, std = stack.hidden_size, stack.intermediate_size, c.initializer_range
-        self.act, self.drop = activation(stack.hidden_activation), Dropout.from_model(c)
+        self.act, self.drop = get_activation(stack.hidden_activation), Dropout.from_model_config(c)
         self.gate_up = FusedLinear(hidden, inner, {"gate_proj": std, "up_proj": std})
         self.down_proj = Linear(inner, hidden, shard="in", std=std)
 
@@ -200,7 +200,7 @@ def encoder_decoder_spec(config: T5GemmaConfig) -> EncoderDecoderSpec:
         embeddings=lambda: embeddings("encoder"),
         encoder=blocks("encoder", T5GemmaEncoderLayer),
         encoder_head=lambda: EncoderFinalNorm(
-            make_norm(c.encoder), "model.encoder.norm", Dropout.from_model(c)
+            make_norm(c.encoder), "model.encoder.norm", Dropout.from_model_config(c)
         ),
         decoder_embeddings=lambda: embeddings("decoder"),
         decoder=blocks("decoder", T5GemmaDecoderLayer),
@@ -209,7 +209,7 @@ def encoder_decoder_spec(config: T5GemmaConfig) -> EncoderDecoderSpec:
             "model.decoder.norm",
             c.initializer_range,
             tokens("decoder", is_shared=True) if c.tie_word_embeddings else None,
-            Dropout.from_model(c),
+            Dropout.from_model_config(c),
             softcap=c.final_logit_softcapping,
             hf_linear="lm_head.out_proj",
         ),
