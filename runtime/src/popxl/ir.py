@@ -211,6 +211,23 @@ class Ir:
         """All remote buffers, in creation order. Not in PopXL."""
         return tuple(self._buffers)
 
+    def place_like(self, other: Ir) -> None:
+        """Places remote buffers as those of another program that correspond to them.
+
+        Buffers correspond in the order of creation. Not in PopXL.
+
+        Raises:
+            ValueError: the programs have not equally many.
+        """
+        if len(self._buffers) != len(other._buffers):
+            raise ValueError(
+                f"the programs have {len(self._buffers)} and {len(other._buffers)} remote buffers, "
+                "but must have equally many"
+            )
+        for own, like in zip(self._buffers, other._buffers, strict=True):
+            own.resident, own.on_disk = like.resident_entries, like.on_disk
+        self.load_window = other.load_window
+
     def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
         """Returns the device-to-host streams that the program stores to."""
         return set(analyses.program_effects(self).stores)

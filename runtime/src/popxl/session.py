@@ -34,6 +34,7 @@ from popxl._devices.mesh import create_replicated_sharding, replica_mesh
 from popxl._ir.argument_checks import check_type
 from popxl._ir.debug_flags import STEPWISE, is_flag_set
 from popxl._run import device_variables
+from popxl._run.added_program import AddedProgram
 from popxl._run.process_gather import all_gather_processes
 from popxl._run.program import Program, ProgramState
 from popxl._run.stream_data import HostStreams
@@ -58,6 +59,7 @@ from popxl.tensor import Constant, HostTensor, Variable
 StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
 Initialised = TypeVar("Initialised", bound=Variable | Constant)
 VariableData = HostTensor | Callable[[], HostTensor]
+RunFn = Callable[[h2dStreamBufferMaps], dict[DeviceToHostStream, np.ndarray]]
 DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
 
 _NO_MEMORY = re.compile(r"RESOURCE_EXHAUSTED: (.+?)(?: with allocator| \[|\n|\Z)")
@@ -116,13 +118,8 @@ class Session:
         self._values = HostValues(ir)
         self._changes = ir._changes
         self._seed_random_numbers(0)
-        _check_patterns(ir)
-        check_replicas(ir)
-        check_calls(ir)
-        check_remote_variables(ir)
-        check_no_64_bit_types(ir)
-        verify_if_enabled(ir)
-        check_transfer_counts(ir)
+        self._added: list[AddedProgram] = []
+        _check_program(ir)
         self._compile()
         write_dot_checkpoint(ir, FINAL)
         ir._compiled_changes = ir._changes
@@ -134,6 +131,44 @@ class Session:
         self._streams = HostStreams(self._program)
         self._epoch = backend_epoch()
         self._program.compile()
+        for added in self._added:
+            added.compile(mesh, self._program.executable_by_key)
+
+    @property
+    def num_executables(self) -> int:
+        """Number of compiled executables, with those of added programs. Not in PopXL."""
+        programs = [self._program, *(added.program for added in self._added)]
+        return len({key for program in programs for key in program.executable_by_key})
+
+    def add_program(self, ir: Ir) -> RunFn:
+        """Compiles a further program that runs on this session's variables. Not in PopXL.
+
+        Its structure must be that of the session's program: the same variables, and as many remote
+        buffers in the same order. Buffers with equal entries are shared; other ones, such as those
+        of activations of another length, are the program's own, and hold nothing between runs.
+        So do the session's that correspond to them.
+
+        Args:
+            ir: placed as the session's program is. It must not be changed any more.
+
+        Returns:
+            A function that runs the program, as `run` does: inputs to outputs by stream.
+
+        Raises:
+            ValueError: the variables or the numbers of buffers differ.
+            As when a session is created.
+        """
+        added = AddedProgram(ir, self.ir)
+        _check_program(ir)
+        added.compile(self._program.mesh, self._program.executable_by_key)
+        ir._compiled_changes = ir._changes
+        self._added.append(added)
+        return partial(self._run_added, added)
+
+    def _run_added(self, added: AddedProgram, inputs: h2dStreamBufferMaps) -> dict[Any, np.ndarray]:
+        outputs = added.streams.create_outputs()
+        self._run_in_turn(added.ir, lambda: self._run_program(inputs, outputs, True, added))
+        return outputs
 
     def _ensure_compiled(self) -> None:
         if self._epoch == backend_epoch():
@@ -250,41 +285,55 @@ class Session:
         Raises:
             ValueError: also if an output array is missing or has the wrong shape or dtype.
         """
+        self._run_in_turn(
+            self.ir, lambda: self._run_program(inputs, outputs, downcast_inputs, None)
+        )
+
+    def _run_in_turn(self, ir: Ir, run: Callable[[], None]) -> None:
+        """Runs a program of `ir` unless another thread does."""
         if not self._turn.acquire(blocking=False):
             raise popart_exception(
                 "run: the session runs already, in another thread: give each thread a session"
             )
         try:
             self._check_attached("run")
-            _check_is_compiled(self.ir)
+            _check_is_compiled(ir)
             timing = self._program.timing
             with nullcontext() if timing is None else timing.measure_run():
-                self._run(inputs, outputs, downcast_inputs)
+                run()
         finally:
             self._turn.release()
 
-    def _run(
+    def _run_program(
         self,
         inputs: h2dStreamBufferMaps | None,
         outputs: d2hStreamBufferMaps | None,
         downcast_inputs: bool,
+        added: AddedProgram | None,
     ) -> None:
+        """Runs the session's program, or an added one."""
         assert self._state is not None
+        program, streams = self._program, self._streams
+        if added is not None:
+            program, streams = added.program, added.streams
+            program.timing = self._program.timing
         with _device_memory_named():
-            data = self._streams.inputs_to_devices(inputs or {}, downcast_inputs)
-        targets = self._streams.check_outputs(outputs or {})
+            data = streams.inputs_to_devices(inputs or {}, downcast_inputs)
+        targets = streams.check_outputs(outputs or {})
         # The program takes the state over. If it stops, the state is gone.
         seed, state = self._next_seed(), self._state
-        self._values.begin_run(device_variables.changeable_variables(self._program))
+        may_change = device_variables.changeable_variables(program)
+        self._values.begin_run(may_change if added is None else added.owners_of(may_change))
         self._state = None
+        used = state if added is None else added.share_state(state)
         with self._collective_section(), _device_memory_named():
             try:
-                results = self._program.run(state, data, seed)
+                results = program.run(used, data, seed)
             except poplar_application_runtime_error:
-                self._store_state(state)  # a value broke a rule; the run is complete all the same
+                self._store_state(state, used, added)  # a value broke a rule; the run is complete
                 raise
-            self._store_state(state)
-            self._streams.fetch_outputs(results, targets)
+            self._store_state(state, used, added)
+            streams.fetch_outputs(results, targets)
 
     def _collective_section(self) -> AbstractContextManager[None]:
         """Context of collective work: the processes of the program act together."""
@@ -319,12 +368,30 @@ class Session:
 
     def wait_until_idle(self) -> None:
         """Waits for all device work and all transfers; a run waits for its outputs only."""
-        self._program.wait_all(self._state)
+        self._wait_all(self._state)
 
-    def _store_state(self, state: ProgramState) -> None:
-        """Stores the device state after a run, and marks the changed variables."""
+    def _wait_all(self, state: ProgramState | None = None) -> None:
+        for program in (self._program, *(added.program for added in self._added)):
+            program.wait_all(state)
+
+    def _store_state(
+        self, state: ProgramState, used: ProgramState, added: AddedProgram | None
+    ) -> None:
+        """Stores the device state after a run, and marks the changed variables.
+
+        Args:
+            used: the state as the program that ran sees it.
+        """
+        program = self._program if added is None else added.program
+        changed = device_variables.take_changed_variables(program, used)
+        if added is None:
+            for buffer in {b for one in self._added for b in one.transient} & state.entries.keys():
+                state.entries[buffer].drop_entries()
+        else:
+            added.return_state(used, state)
+            changed = added.owners_of(changed)
         self._state = state
-        self._values.end_run(device_variables.take_changed_variables(self._program, state))
+        self._values.end_run(changed)
 
     def _seed_random_numbers(self, seed: int) -> None:
         """Restarts the random numbers of stochastic rounding from `seed` (64 bits)."""
@@ -397,7 +464,7 @@ class Session:
     def _upload(self, error_prefix: str) -> None:
         self._values.check_complete(error_prefix)
         disk_queue = device_variables.open_disk_queue(self._program, self._disk)
-        self._program.wait_all()
+        self._wait_all()
         self._values.stale.clear()
         self._state = None  # before what takes its place; the folder stays open meanwhile
         self._state = device_variables.upload_variables(self._program, self._values, disk_queue)
@@ -612,7 +679,7 @@ class Session:
         finally:
             state, self._state = self._state, None
             self._values.detach(brings_back)
-            self._program.wait_all()
+            self._wait_all()
             if state is not None:
                 state.close()
 
@@ -656,6 +723,17 @@ def _check_is_compiled(ir: Ir) -> None:
             "session of the Ir"
         )
     ir._compiled_changes = ir._changes
+
+
+def _check_program(ir: Ir) -> None:
+    """Raises if a program cannot run as it is written."""
+    _check_patterns(ir)
+    check_replicas(ir)
+    check_calls(ir)
+    check_remote_variables(ir)
+    check_no_64_bit_types(ir)
+    verify_if_enabled(ir)
+    check_transfer_counts(ir)
 
 
 def _check_patterns(ir: Ir) -> None:

@@ -83,7 +83,7 @@ def _put_variable(
 ) -> None:
     """Replaces a variable's value on the devices by `value()`."""
     if var._remote is None:
-        resident, sharding = _device_tensor(var), create_per_replica_sharding(program.mesh)
+        resident, sharding = device_tensor(var), create_per_replica_sharding(program.mesh)
         state.variables[resident] = replica_arrays.put_variable(
             var, value(), resident.shape, sharding
         )
@@ -184,7 +184,7 @@ def _stored_array(
     """Returns a variable's device array, its number of replicas, and its shape per replica."""
     replicas = program.mesh.devices.size
     if var._remote is None:
-        resident = _device_tensor(var)
+        resident = device_tensor(var)
         return state.variables[resident], replicas, resident.shape
     buffer, index = var._remote
     return state.entries[buffer].array(index), replicas, buffer.tensor_shape
@@ -195,6 +195,6 @@ def _owning_variable(t: Variable | Shard) -> Variable:
     return t._of if isinstance(t, Shard) else t
 
 
-def _device_tensor(var: Variable) -> Variable | Shard:
+def device_tensor(var: Variable) -> Variable | Shard:
     """Returns the device tensor of a variable outside remote buffers: itself or its shard."""
     return var if var._shard is None else var._shard

@@ -66,6 +66,7 @@ _FINITE = (
     "its result has NaN, and none of its inputs has",
     "its result has NaN or infinity, and none of its inputs has",
 )
+NOTHING_COMPILED: Mapping[str, Any] = {}
 _MAX_CACHED_SCALARS = 2**14
 _IN_FLIGHT = 64 * 2**20  # bytes, where a load is no copy
 
@@ -78,14 +79,20 @@ class ProgramState:
         variables: arrays of the variables on the device, or of their shards (see `global_shape`).
         entries: the remote buffers.
         disk_queue: of the folder for entries on disk; None: there are none.
+        owns_disk_queue: True if the state closes the queue.
     """
 
     variables: dict[Variable | Shard, jax.Array] = field(default_factory=dict)
     entries: dict[RemoteBuffer, BufferStorage] = field(default_factory=dict)
     disk_queue: DiskQueue | None = None
+    owns_disk_queue: bool = True
 
     def __post_init__(self) -> None:
-        self._closed = None if self.disk_queue is None else finalize(self, self.disk_queue.close)
+        self._closed = (
+            None
+            if self.disk_queue is None or not self.owns_disk_queue
+            else finalize(self, self.disk_queue.close)
+        )
 
     def close(self) -> None:
         """Deletes the entries on disk; also done when the state is garbage-collected."""
@@ -188,11 +195,15 @@ class Program:
         return sorted(used, key=lambda b: b.remote_buffer_id)
 
     # ---- compiling ------------------------------------------------------------------------------
-    def compile(self) -> None:
-        """Loads or compiles an executable for each segment; equal segments share one."""
+    def compile(self, compiled: Mapping[str, Any] = NOTHING_COMPILED) -> None:
+        """Loads or compiles an executable for each segment; equal segments share one.
+
+        Args:
+            compiled: `executable_by_key` of another program on the same devices.
+        """
         start, cache = time.perf_counter(), SegmentCache(self)
         keys = {segment: cache.key(segment) for segment in self.schedule.segments}
-        first = {keys[s]: s for s in reversed(self.schedule.segments)}
+        first = {keys[s]: s for s in reversed(self.schedule.segments) if keys[s] not in compiled}
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
             executables = dict(zip(first, pool.map(cache.load, first.values()), strict=True))
             missing = self._keys_missing_in_any_process(executables)
@@ -201,7 +212,10 @@ class Program:
             )
         for _ in range(len(executables) - len(missing)):
             cache.increment_counter("hits")
-        self.executables: dict[Segment, Any] = {s: executables[k] for s, k in keys.items()}
+        self.executable_by_key = {k: executables.get(k) or compiled[k] for k in keys.values()}
+        self.executables: dict[Segment, Any] = {
+            s: self.executable_by_key[k] for s, k in keys.items()
+        }
         seconds = time.perf_counter() - start
         logger.info("compiled or loaded %d executables in %.2f s", len(executables), seconds)
 

@@ -7,6 +7,7 @@ created at its first load. An entry can also be shared with another session (`sh
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -79,6 +80,16 @@ class BufferStorage:
         file = EntryFile(disk_queue, len(self._disk_indices), memory)
         self._closed = weakref.finalize(self, file.close)
         return file
+
+    def renamed(self, buffer: RemoteBuffer) -> BufferStorage:
+        """Returns this storage as that of another program's equal buffer, with the same entries."""
+        view = copy.copy(self)
+        view.buffer = buffer
+        return view
+
+    def drop_entries(self) -> None:
+        """Forgets the entries in memory, which nobody needs any more."""
+        self._arrays.clear()
 
     def close(self) -> None:
         """Removes the file of entries on disk."""
