@@ -103,7 +103,8 @@ DATA = (
          hint="samples hold several whole texts, which do not see each other "
          "(`--examples_per_sample N`; 1: none); `--data.packing true` joins and cuts a decoder's"),
     Flag("packing_strategy", "--data.packing", values={"wrapped": "true", "bfd": OMIT}),
-    Flag("padding_free group_by_length pad_to_multiple_of pad_to_sequence_len pad_to_max_length "
+    Flag("group_by_length", hint="give the lengths of buckets, `--data.length_buckets 64,128`"),
+    Flag("padding_free pad_to_multiple_of pad_to_sequence_len pad_to_max_length "
          "length_column_name train_sampling_strategy",
          hint="short texts share a sample, `--examples_per_sample N`"),
     Flag("train_on_inputs train_on_prompt", "--data.loss_on",

@@ -9,6 +9,7 @@ from config.adapter import NEW
 from config.adapter import Adapter as Adapter
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
+from config.length_buckets import check_length_buckets
 from config.memory_lower_bound import ITEM_BYTES, check_fits_any_machine
 from config.model import EmbeddingConfig as EmbeddingConfig
 from config.model import ModelSection, QuantConfig
@@ -214,6 +215,7 @@ class RunConfig(ConfigSection):
         self._check_trained_weights()
         self._check_trained_tokens()
         self._check_execution()
+        check_length_buckets(self)
         # Generation has no optimizer step, so any batch will do.
         if not self.model.eval and self.training.global_batch_size % self._micro_batch_samples:
             raise ConfigError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from config.base import ConfigSection
-from config.values import NonNegativeInt, PathText, PositiveInt
+from config.values import Lengths, NonNegativeInt, PathText, PositiveInt
 
 DataFormat = Literal["prompt_completion", "conversational", "language_modeling"]
 """Formats of data sets, in TRL's names."""
@@ -90,6 +90,10 @@ class Seq2SeqData(Data):
     examples_per_sample: PositiveInt = 1
     """Most examples that share the tokens of a sample, each for itself. Batch sizes count
     samples."""
+
+    length_buckets: Lengths | None = None
+    """Shorter lengths, such as 64,128: a batch has samples of one bucket, padded to its length.
+    null: all are padded to sequence_length. HF: group_by_length."""
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,14 @@ Names = Annotated[
         "names, separated by commas", lambda value: value != "" and all(split_names(value)), True
     ),
 ]
+Lengths = Annotated[
+    str,
+    ValueRule(
+        "positive integers, separated by commas",
+        lambda value: value != "" and all(_is_length(length) for length in split_names(value)),
+        True,
+    ),
+]
 Factors = Annotated[
     str, ValueRule("positive numbers, separated by commas", lambda value: _are_numbers(value), True)
 ]
@@ -237,6 +245,10 @@ def split_names(text: str | None) -> tuple[str, ...]:
 def parse_numbers(text: str | None) -> tuple[float, ...]:
     """Returns the comma-separated numbers in a text."""
     return tuple(map(float, split_names(text)))
+
+
+def _is_length(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10 and int(text) > 0
 
 
 def _are_numbers(text: str) -> bool:

@@ -7,16 +7,18 @@ in a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 import popdist
+from config.length_buckets import bucket_lengths
 from config.sections import RunConfig
-from data.samples import Batch, Samples, indices_of_epoch, shuffle_epoch
+from data.samples import Batch, Samples, indices_of_epoch, sample_lengths, shuffle_epoch
 from files.json_files import JsonObject
 
 
@@ -25,16 +27,25 @@ class Loader:
 
     A batch that an epoch cannot fill continues in the next epoch, so that all batches are full and
     no sample is left out. Batches do not depend on how the devices share the work.
+
+    With buckets of lengths, samples come in the same shuffled order and wait in their bucket; a
+    bucket that has a batch gives it. What waits at the end of an epoch comes first in the next.
     """
 
     def __init__(
-        self, samples: Samples, batch_size: int, seed: int, local_indices: np.ndarray | None = None
+        self,
+        samples: Samples,
+        batch_size: int,
+        seed: int,
+        local_indices: np.ndarray | None = None,
+        lengths: Sequence[int] = (),
     ) -> None:
         """Start at the beginning of the first epoch.
 
         Args:
             batch_size: samples in a global batch.
             local_indices: indices in the batch, int [n], of the samples wanted here; None: all.
+            lengths: of the buckets, ascending; one or none: all samples are in one bucket.
 
         Raises:
             ValueError: there are no samples.
@@ -44,6 +55,10 @@ class Loader:
         self._samples = samples
         self._batch_size = batch_size
         self._seed, self._own = seed, local_indices
+        self._bucket_of_sample = np.zeros(len(samples), np.int64)
+        if len(lengths) > 1:
+            self._bucket_of_sample = np.searchsorted(lengths[:-1], sample_lengths(samples))
+        self._waiting: list[list[int]] = [[] for _ in range(max(len(lengths), 1))]
         self._seek(epoch=0, position=0)
 
     @classmethod
@@ -51,9 +66,8 @@ class Loader:
         """Loader of a run's training batches, for this process's replicas."""
         size, seed = config.training.global_batch_size, config.data.seed
         seed = config.model.seed if seed is None else seed
-        return cls(
-            samples, size, seed, BatchSharding.from_config(config).local_sample_indices(size)
-        )
+        local = BatchSharding.from_config(config).local_sample_indices(size)
+        return cls(samples, size, seed, local, bucket_lengths(config))
 
     def peek_indices(self, count: int) -> np.ndarray:
         """Indices of the next `count` samples, at most those left in the epoch."""
@@ -67,21 +81,26 @@ class Loader:
     @property
     def num_samples_seen(self) -> int:
         """Number of samples returned since the start of the first epoch."""
-        return self._epoch * len(self._samples) + self._position
+        waiting = sum(map(len, self._waiting))
+        return self._epoch * len(self._samples) + self._position - waiting
 
     def next_batch(self) -> dict[str, np.ndarray]:
         """Next global batch, restricted to this process's samples: arrays [n, ...]."""
-        chunks: list[np.ndarray] = []
-        missing = self._batch_size
-        while missing:
+        while (missing := self._batch_size - max(map(len, self._waiting))) > 0:
+            # No bucket has a batch before the last of these.
             chunk = self._permutation[self._position : self._position + missing]
-            chunks.append(chunk)
-            missing -= len(chunk)
+            self._add_to_buckets(chunk)
             self._position += len(chunk)
             if self._position == len(self._permutation):
                 self._seek(self._epoch + 1, 0)
-        batch = np.concatenate(chunks)
+        bucket = max(self._waiting, key=len)
+        batch = np.asarray(bucket[: self._batch_size], np.int64)
+        del bucket[: self._batch_size]
         return self._samples.take(batch if self._own is None else batch[self._own])
+
+    def _add_to_buckets(self, indices: np.ndarray) -> None:
+        for index, bucket in zip(indices.tolist(), self._bucket_of_sample[indices], strict=True):
+            self._waiting[bucket].append(index)
 
     @cached_property
     def _samples_digest(self) -> str:
@@ -95,6 +114,7 @@ class Loader:
             "position": self._position,
             "samples": len(self._samples),
             "digest": self._samples_digest,
+            **({"waiting": waiting} if (waiting := [*chain(*self._waiting)]) else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -122,7 +142,11 @@ class Loader:
             )
         if position >= samples:
             raise ValueError(f"the saved data position {position} is not among {samples} samples")
-        self._seed = seed
+        waiting = np.asarray(fields.counts("waiting") if "waiting" in fields else [], np.int64)
+        if (waiting >= samples).any():
+            raise ValueError(f"the saved data position has samples beyond the {samples} there are")
+        self._seed, self._waiting = seed, [[] for _ in self._waiting]
+        self._add_to_buckets(waiting)
         self._seek(epoch, position)
 
     def _seek(self, epoch: int, position: int) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from config.sections import Data
 from data.file_readers import DataError
-from data.samples import Samples, hash_arrays, shuffle_epoch
+from data.samples import Samples, hash_arrays, sample_lengths, shuffle_epoch
 from data.sources import PARALLEL
 from data.truncation import Truncation
 from files.formatting import format_name, format_path, format_value
@@ -165,6 +165,14 @@ class MixtureSamples:
 
     def __len__(self) -> int:
         return sum(self.samples_per_epoch)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of the sample at each position of an epoch, int64 [n]."""
+        by_source = [sample_lengths(source) for source in self.sources]
+        source, index = self._source_and_sample_indices.T
+        starts = np.cumsum([0, *map(len, by_source)])[source]
+        return np.concatenate(by_source)[starts + index]
 
     @cached_property
     def _source_and_sample_indices(self) -> np.ndarray:

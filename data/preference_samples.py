@@ -27,6 +27,7 @@ from data.samples import (
     Samples,
     hash_arrays,
     indices_of_epoch,
+    sample_lengths,
 )
 from data.truncation import Truncation
 
@@ -167,6 +168,11 @@ class PreferenceSamples:
     def __len__(self) -> int:
         return len(self.pair_indices)
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample, int64 [n]."""
+        return sample_lengths(self.token_samples)
+
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
@@ -204,6 +210,11 @@ class SamplesWithRefLogps:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample, int64 [n]."""
+        return sample_lengths(self.samples)
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Sample indices of an epoch, int64 [n], unshuffled."""

@@ -52,6 +52,33 @@ def indices_of_epoch(samples: Samples, seed: int, epoch: int) -> np.ndarray:
     return np.arange(len(samples))
 
 
+@runtime_checkable
+class SamplesWithLengths(Protocol):
+    """Samples whose lengths are known: those of encoder-decoders."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample's prompts, int64 [n]."""
+        ...
+
+
+def sample_lengths(samples: Samples) -> np.ndarray:
+    """Tokens of each sample, int64 [n].
+
+    Raises:
+        TypeError: the samples do not know them.
+    """
+    if not isinstance(samples, SamplesWithLengths):
+        raise TypeError(f"{type(samples).__name__} has no lengths")
+    return samples.lengths
+
+
+def longest_sample(batch: Batch) -> int:
+    """Tokens of the longest sample of a batch, at least 1."""
+    (used,) = np.nonzero(get_segment_ids(batch).any(axis=0))
+    return int(used[-1]) + 1 if len(used) else 1
+
+
 def hash_arrays(*values: np.ndarray | int | None) -> str:
     """SHA-256 hash of arrays and numbers."""
     sha256 = hashlib.sha256()

@@ -88,6 +88,11 @@ class EncodedExamples:
     def __len__(self) -> int:
         return len(self.targets)
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each prompt, int64 [n]."""
+        return np.diff(self.offsets)
+
     def prompt_ids(self, index: int) -> np.ndarray:
         """Token ids of a prompt, without padding."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
@@ -140,6 +145,11 @@ class PackedExamples:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample's prompts together, int64 [n]."""
+        return np.append(self.examples.lengths, 0)[self.samples].sum(axis=1)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order: int32 arrays [n, length].

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 
+from config.length_buckets import unused_lengths
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.samples import Samples, count_loss_tokens, get_segment_ids
@@ -33,11 +34,12 @@ def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
     padding = float(np.mean(segments == 0))
     texts = max(int(segments.max(axis=1).sum()), 1)
     loss_tokens, batch = count_loss_tokens(checked) / texts, config.training.global_batch_size
+    buckets = ", or give --data.length_buckets" if isinstance(config.data, Seq2SeqData) else ""
     notes = {
         f"a text has {loss_tokens:.1f} loss tokens on average, with its end: "
         "--data.preview 3 shows which": loss_tokens <= MIN_LOSS_TOKENS,
-        f"{padding:.0%} of the tokens are padding: lower --sequence_length, or raise "
-        "--examples_per_sample": padding > MAX_PADDING_FRACTION,
+        f"{padding:.0%} of the tokens are padding: lower --sequence_length, raise "
+        f"--examples_per_sample{buckets}": padding > MAX_PADDING_FRACTION,
         f"a batch of {batch} takes each of the {len(samples)} samples {batch / len(samples):.1f} "
         "times: lower --global_batch_size": batch > len(samples),
     }
@@ -45,7 +47,7 @@ def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
 
 
 def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
-    """Return a warning if the sequence length is larger than the model's context.
+    """Return warnings of a sequence length beyond the model's context, and of unused buckets.
 
     Args:
         written: maximum number of generated tokens.
@@ -53,14 +55,20 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
     sequences_per_sample = (
         2 if config.training.preference_type and not isinstance(config.data, Seq2SeqData) else 1
     )
+    unused = [
+        f"data.length_buckets {length} is not used: samples have at most "
+        f"{config.model.sequence_length} tokens"
+        for length in unused_lengths(config)
+    ]
     max_length = config.model.max_position_embeddings
     read_length = config.model.sequence_length // sequences_per_sample
     if max_length is None or read_length + new_tokens <= max_length:
-        return []
+        return unused
     answers = f", and up to {new_tokens} follow" if new_tokens else ""
     return [
+        *unused,
         f"warning: model.sequence_length is {read_length}{answers}, but the model was made for "
-        f"{max_length} tokens: it never saw later positions in training"
+        f"{max_length} tokens: it never saw later positions in training",
     ]
 
 
