@@ -12,11 +12,12 @@ import popdist
 from config.metrics import MetricSums, add_metric_sums
 from config.sections import RunConfig
 from data.loader import BatchSharding
-from data.samples import Batch, Samples
+from data.samples import Batch, Samples, sample_lengths
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
-from modelling.phases.evaluation import build_loss_program
+from modelling.phases.evaluation import LossProgram, build_loss_program
 from sessions.aux_metrics import compute_metric_sums
+from sessions.length_programs import LengthPrograms
 from sessions.session import ModelSession
 
 
@@ -65,8 +66,13 @@ class LossSession(ModelSession):
         self._sharding = BatchSharding.from_config(config)
         self._family, self.objective = get_family(config), make_objective(config)
         weight_map = self._family.weight_map(config)
-        self.program = build_loss_program(config, self._family.build_phases, weight_map)
+
+        def build(config: RunConfig) -> LossProgram:
+            return build_loss_program(config, self._family.build_phases, weight_map)
+
+        self.program = build(config)
         super().__init__(config, self.program.ir, weight_map, self.program.variables, weight_source)
+        self._programs = LengthPrograms(config, self.session, self.program, build)
 
     def compute(
         self, samples: Samples, on_progress: Callable[[int], object] | None = None
@@ -78,7 +84,10 @@ class LossSession(ModelSession):
         """
         aux_metrics: MetricSums = {}
         total, tokens = 0.0, 0
-        for indices, batch in self._batches(samples):
+        order = np.arange(len(samples))
+        if len(self._programs) > 1:  # with the least padding
+            order = np.argsort(sample_lengths(samples), kind="stable")
+        for indices, batch in self._batches(samples, order):
             loss, sums = self._run_batch(batch)
             total += loss
             tokens += self.objective.normalizer(self._sharding.drop_replicated_samples(batch))
@@ -104,37 +113,35 @@ class LossSession(ModelSession):
         Yields:
             A slice of the samples, and their statistics, float32 (n, preference pairs, 2).
         """
-        for indices, batch in self._batches(samples, first_sample):
+        for indices, batch in self._batches(samples, np.arange(first_sample, len(samples))):
             sums = self._run_batch(batch)[1]
             assert sums is not None, "the objective has no loss statistics"
             by_sample = sums.reshape(self.config.training.global_batch_size, -1, 2)
             yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
 
-    def _batches(
-        self, samples: Samples, first_sample: int = 0
-    ) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield batches: the sample indices, and this process's samples."""
+    def _batches(self, samples: Samples, order: np.ndarray) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield batches: the sample indices, in `order`, and this process's samples."""
         size = self.config.training.global_batch_size
         local = self._sharding.local_sample_indices(size)
-        for start in range(first_sample, len(samples), size):
-            indices = np.arange(start, min(start + size, len(samples)))
+        for start in range(0, len(order), size):
+            indices = order[start : start + size]
             batch = samples.take(np.resize(indices, size)[local])
             yield indices, self.objective.keep_real_samples(batch, local < len(indices))
 
     def _run_batch(self, batch: Batch) -> tuple[float, np.ndarray | None]:
         """Run one batch; returns its loss and the loss statistics of all processes' samples."""
-        c = self.config
-        arrays = self._family.sample_format.to_program_inputs(batch)
-        local, streams = self._sharding.local_replicas, self.program.inputs
-        by_stream = {streams[name]: x for name, x in arrays.items() if name in streams}
+        c, chosen = self.config, self._programs.for_batches([batch])
+        program = chosen.program
+        arrays = chosen.crop(self._family.sample_format.to_program_inputs(batch))
+        local, streams = self._sharding.local_replicas, program.inputs
         inputs = {
-            stream: self._sharding.distribute_to_replicas(x) for stream, x in by_stream.items()
+            streams[name]: self._sharding.distribute_to_replicas(x) for name, x in arrays.items()
         }
         inputs[streams[LOSS_WEIGHT]] = np.ones(
             (c.gradient_accumulation, local.stop - local.start), np.float32
         )
-        outputs = self._run(inputs)
-        losses = self._sharding.gather_in_batch_order(outputs[self.program.loss][..., None])
-        sums = self.program.sums
+        outputs = self._run(inputs, chosen.run)
+        losses = self._sharding.gather_in_batch_order(outputs[program.loss][..., None])
+        sums = program.sums
         loss_stats = None if sums is None else self._sharding.gather_in_batch_order(outputs[sums])
         return float(losses.astype(np.float64).sum()), loss_stats

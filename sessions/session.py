@@ -109,12 +109,13 @@ class ModelSession:
         return values
 
     def _run(
-        self, inputs: popxl.session.h2dStreamBufferMaps
+        self, inputs: popxl.session.h2dStreamBufferMaps, run: popxl.session.RunFn | None = None
     ) -> dict[popxl.DeviceToHostStream, np.ndarray]:
         """Run the program once, on all processes together.
 
         Args:
             inputs: data for the replicas of this process.
+            run: of an added program; None: the session's own.
 
         Returns:
             Outputs of the replicas of all processes by stream, (transfers, replicas, ...) each.
@@ -122,7 +123,7 @@ class ModelSession:
         transfers = self.session.ir.num_host_transfers
         local = {
             stream: output.reshape(transfers, -1, *stream.shape)
-            for stream, output in self.session.run(inputs).items()
+            for stream, output in (run or self.session.run)(inputs).items()
         }
         if popdist.getNumInstances() == 1:
             return local

@@ -26,6 +26,7 @@ from planning.placement_search import build_best_program
 from planning.program_variants import ProgramVariant
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 from sessions.aux_metrics import compute_metric_sums, expert_metrics
+from sessions.length_programs import LengthProgram, LengthPrograms
 from sessions.session import ModelSession
 
 
@@ -67,14 +68,25 @@ class TrainingSession(ModelSession):
         self._sharding, self._objective = BatchSharding.from_config(config), make_objective(config)
         weight_map = family.weight_map(config)
 
-        def build_variant(variant: ProgramVariant) -> TrainingProgram:
+        def build_variant(config: RunConfig, variant: ProgramVariant) -> TrainingProgram:
             changed, saved = variant.apply_to(config), dict(variant.saved_layers)
             return build_training_program(
                 changed, family.build_phases, gradients, weight_map, saved, variant.per_pass
             )
 
-        self.program = build_best_program(config, build_variant)
+        variants = dict[popxl.Ir, ProgramVariant]()
+
+        def build(variant: ProgramVariant) -> TrainingProgram:
+            program = build_variant(config, variant)
+            variants[program.ir] = variant
+            return program
+
+        self.program = build_best_program(config, build)
         super().__init__(config, self.program.ir, weight_map, self.program.variables)
+        chosen = variants[self.program.ir]
+        self._programs = LengthPrograms(
+            config, self.session, self.program, lambda shorter: build_variant(shorter, chosen)
+        )
 
     # ---- state ----------------------------------------------------------------------------------
     def tensors(self, optimizer: bool = True, frozen: bool = True) -> Mapping[str, np.ndarray]:
@@ -166,28 +178,27 @@ class TrainingSession(ModelSession):
         iterations = self.config.execution.device_iterations
         if len(batches) != iterations or len(learning_rates) != iterations:
             raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
-        counts = self._count_tokens(batches)
+        counts, chosen = self._count_tokens(batches), self._programs.for_batches(batches)
         arrays = [
-            self._arrange_batch(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)
+            self._arrange_batch(batch, n, chosen)
+            for batch, (_, n) in zip(batches, counts, strict=True)
         ]
+        program = chosen.program
         inputs = {
             stream: np.concatenate([by_name[name] for by_name in arrays])
-            for name, stream in self.program.inputs.items()
+            for name, stream in program.inputs.items()
         }
-        inputs[self.program.learning_rate] = self._arrange_per_step(
-            np.asarray(learning_rates, np.float32)
-        )
-        if self.program.seed is not None:
-            inputs[self.program.seed] = self._step_seeds(first_step)
-        if self.program.update_only is None:
+        inputs[program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
+        if program.seed is not None:
+            inputs[program.seed] = self._step_seeds(first_step)
+        if program.update_only is None:
             self._seed_rounding(first_step)
         else:
-            inputs[self.program.update_only] = self._arrange_per_step(
-                np.zeros(iterations, np.bool_)
-            )
+            inputs[program.update_only] = self._per_step(np.zeros(iterations, np.bool_))
             self._seed_rounding(first_step if self._pending is None else self._pending)
-        results = self._step_results(self._run(inputs), counts, batches)
-        if self.program.update_only is not None:
+        outputs = self._run(inputs, chosen.run)
+        results = self._step_results(program, outputs, counts, batches)
+        if program.update_only is not None:
             self._pending = first_step + iterations - 1
         return results
 
@@ -206,12 +217,13 @@ class TrainingSession(ModelSession):
         totals = np.sum(popdist.all_gather_object(local), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
-    def _arrange_batch(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
+    def _arrange_batch(
+        self, batch: Batch, target_tokens: int, chosen: LengthProgram[TrainingProgram]
+    ) -> dict[str, np.ndarray]:
         """Arrange samples by stream name: arrays (micro-batches, local replicas, ...) each."""
         c, local = self.config, self._sharding.local_replicas
-        samples = self._family.sample_format.to_program_inputs(batch)
-        names = self.program.inputs.keys() & samples.keys()
-        arrays = {name: self._sharding.distribute_to_replicas(samples[name]) for name in names}
+        samples = chosen.crop(self._family.sample_format.to_program_inputs(batch))
+        arrays = {n: self._sharding.distribute_to_replicas(x) for n, x in samples.items()}
         share = c.gradient_accumulation * c.execution.data_parallel
         weight = share / max(target_tokens, 1)
         shape = (c.gradient_accumulation, local.stop - local.start)
@@ -243,29 +255,31 @@ class TrainingSession(ModelSession):
 
     def _step_results(
         self,
+        program: TrainingProgram,
         outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
         counts: Sequence[tuple[int, int]],
         batches: Sequence[Batch],
     ) -> list[StepResult]:
         c = self.config
         n, replicas = c.execution.device_iterations, c.num_replicas
-        losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
-        norms = outputs[self.program.grad_norm].reshape(-1, replicas)[:n, 0]
+        losses = outputs[program.loss].reshape(n, c.gradient_accumulation, replicas)
+        norms = outputs[program.grad_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
-        aux_metrics = self._aux_metrics(outputs, means, counts, batches)
-        by_expert = self._expert_metrics(outputs, n)
+        aux_metrics = self._aux_metrics(program, outputs, means, counts, batches)
+        by_expert = self._expert_metrics(program, outputs, n)
         steps = zip(means, norms, counts, aux_metrics, by_expert, strict=True)
         return [StepResult(float(x), float(norm), *n, a | b) for x, norm, n, a, b in steps]
 
     def _aux_metrics(
         self,
+        program: TrainingProgram,
         outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
         means: np.ndarray,
         counts: Sequence[tuple[int, int]],
         batches: Sequence[Batch],
     ) -> list[dict[str, Any]]:
         """Compute the objective's further metrics of each step."""
-        stream = self.program.aux_outputs.get(LOSS_STATS)
+        stream = program.aux_outputs.get(LOSS_STATS)
         objective, sharding = self._objective, self._sharding
         if stream is None:
             return [{} for _ in batches]
@@ -286,10 +300,13 @@ class TrainingSession(ModelSession):
         return aux_metrics
 
     def _expert_metrics(
-        self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray], steps: int
+        self,
+        program: TrainingProgram,
+        outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
+        steps: int,
     ) -> list[dict[str, float]]:
         """Compute expert metrics of each step; empty for models without experts."""
-        stream = self.program.aux_outputs.get(EXPERT_USAGE)
+        stream = program.aux_outputs.get(EXPERT_USAGE)
         if stream is None:
             return [{} for _ in range(steps)]
         group = self.config.execution.tensor_parallel  # of replicas with equal counts
