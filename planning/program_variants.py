@@ -77,6 +77,10 @@ class ProgramVariants:
             self._built[variant] = program, popxl.plan.trace(program.ir, self._target)
         return self._built[variant]
 
+    def variant_of(self, traced: popxl.plan.TracedProgram) -> ProgramVariant:
+        """Return the variant of a trace that `get` returned."""
+        return next(variant for variant, (_, t) in self._built.items() if t is traced)
+
     def trials(self, machine: Any) -> dict[ProgramVariant, PlacementTrial]:
         """Return the mutable trials on a machine, by variant; `saved_layers` names layer types.
 

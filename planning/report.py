@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import popxl
 from planning.hardware.disk_offload import PROCESS_BYTES, io_buffer_bytes
 from planning.hardware.machines import Machine
+from planning.length_buckets import simulate_buckets
 from planning.placement_search import PlacementResult, PlacementTrial, try_without_memory_options
 from planning.requirements import (
     Requirements,
@@ -75,6 +76,7 @@ class PlanReport:
         without_memory_options: the trial without options that only save memory, if it fits.
         larger_batch: see `planning.batch_size_advice`.
         faster_state: see `planning.optimizer_state_advice`.
+        bucket_seconds: expected seconds of a run by length of the shorter buckets.
     """
 
     preset: str
@@ -86,6 +88,7 @@ class PlanReport:
     without_memory_options: PlacementTrial | None = None
     larger_batch: LargerBatchAdvice | None = None
     faster_state: FasterStateAdvice | None = None
+    bucket_seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def plan(self) -> popxl.plan.Plan:
@@ -206,6 +209,7 @@ class PlanReport:
             "tokens_per_second": self.tokens_per_second if self.seconds else None,
             "weights": "streamed" if requirements.streamed else None,
             "utilisation": self.utilisation,
+            "length_buckets": dict(self.bucket_seconds),
             "simulated": None if self.timeline is None else _timeline_as_dict(self, self.timeline),
             "larger_batch": None if self.larger_batch is None else asdict(self.larger_batch),
             "faster_state": None if self.faster_state is None else asdict(self.faster_state),
@@ -255,7 +259,10 @@ def _make_report(preset: str, requirements: Requirements, machine: Machine) -> P
         faster_trial = try_without_memory_options(
             requirements.variants, requirements.config, machine, requirements.placement_result.best
         )
-    return PlanReport(preset, requirements, machine, rows, achieved, timeline, faster_trial)
+    return PlanReport(
+        preset, requirements, machine, rows, achieved, timeline, faster_trial,
+        bucket_seconds=simulate_buckets(requirements, machine),
+    )  # fmt: skip
 
 
 def _placement_as_dict(placement: popxl.plan.Placement) -> dict[str, Any]:

@@ -90,7 +90,8 @@ def _total_lines(report: PlanReport) -> list[str]:
     ]
     advice = [*_batch_advice_lines(report), *_state_advice_lines(report)]
     tried = [*advice, *_pass_lines(report), *_memory_option_lines(report)]
-    return [*lines, *_simulated_lines(report), *tried, *_placement_lines(report)]
+    simulated = [*_simulated_lines(report), *_bucket_lines(report)]
+    return [*lines, *simulated, *tried, *_placement_lines(report)]
 
 
 def _format_state(report: PlanReport) -> str:
@@ -241,6 +242,16 @@ def _simulated_lines(report: PlanReport) -> list[str]:
         f"{report.simulated_utilisation:.0%}; {timeline.exposed_transfers:,.3f} s waiting for "
         f"transfers, {dispatch:,.3f} s for the host; {prefetch}"
     ]
+
+
+def _bucket_lines(report: PlanReport) -> list[str]:
+    """Return a line on the runs with samples of shorter buckets."""
+    if not report.bucket_seconds:
+        return []
+    longest = report.requirements.config.model.sequence_length
+    times = {**report.bucket_seconds, longest: report.expected_seconds}
+    listed = ", ".join(f"{length}: {seconds:,.3f} s" for length, seconds in times.items())
+    return [f"buckets      a run with samples of at most so many tokens: {listed}"]
 
 
 def _format_fits(report: PlanReport) -> str:

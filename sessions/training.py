@@ -188,13 +188,15 @@ class TrainingSession(ModelSession):
             stream: np.concatenate([by_name[name] for by_name in arrays])
             for name, stream in program.inputs.items()
         }
-        inputs[program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
+        inputs[program.learning_rate] = self._arrange_per_step(
+            np.asarray(learning_rates, np.float32)
+        )
         if program.seed is not None:
             inputs[program.seed] = self._step_seeds(first_step)
         if program.update_only is None:
             self._seed_rounding(first_step)
         else:
-            inputs[program.update_only] = self._per_step(np.zeros(iterations, np.bool_))
+            inputs[program.update_only] = self._arrange_per_step(np.zeros(iterations, np.bool_))
             self._seed_rounding(first_step if self._pending is None else self._pending)
         outputs = self._run(inputs, chosen.run)
         results = self._step_results(program, outputs, counts, batches)

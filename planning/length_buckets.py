@@ -1,0 +1,36 @@
+"""Times of the programs for shorter samples, placed as the program of the longest is."""
+
+from __future__ import annotations
+
+import popxl
+from config.length_buckets import bucket_configs
+from planning.hardware.machines import Machine
+from planning.program_variants import VariantCache
+from planning.requirements import Requirements
+from planning.roofline import resource_times
+
+
+def simulate_buckets(requirements: Requirements, machine: Machine) -> dict[int, float]:
+    """Returns the seconds of a run by length of the shorter buckets (`data.length_buckets`).
+
+    They are simulated as that of the longest is; its memory is that of the run.
+    """
+    if requirements.kind != "finetuning" or requirements.variants is None:
+        return {}
+    config, seconds = requirements.config, dict[int, float]()
+    variant = requirements.variants.variant_of(requirements.traced)
+    rates = machine.achieved_rates(config.model.precision, requirements.plan.replicas)
+    for shorter in bucket_configs(config):
+        _, traced = VariantCache().variants(shorter, machine.target).get(variant)
+        traced.ir.place_like(requirements.traced.ir)
+        seconds[shorter.model.sequence_length] = _run_seconds(traced, machine, rates)
+    return seconds
+
+
+def _run_seconds(
+    traced: popxl.plan.TracedProgram, machine: Machine, rates: popxl.plan.Rates
+) -> float:
+    plan = traced.plan()
+    if machine.platform != "cpu" or plan.disk:
+        return traced.timeline(rates).seconds
+    return sum(resource_times(part, rates).seconds for part in plan.parts)
