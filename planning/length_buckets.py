@@ -21,7 +21,7 @@ def simulate_buckets(requirements: Requirements, machine: Machine) -> dict[int, 
     variant = requirements.variants.variant_of(requirements.traced)
     rates = machine.achieved_rates(config.model.precision, requirements.plan.replicas)
     for shorter in bucket_configs(config):
-        _, traced = VariantCache().variants(shorter, machine.target).get(variant)
+        _, traced = VariantCache().variants(shorter, machine.target).get_program(variant)
         traced.ir.place_like(requirements.traced.ir)
         seconds[shorter.model.sequence_length] = _run_seconds(traced, machine, rates)
     return seconds

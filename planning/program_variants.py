@@ -78,7 +78,7 @@ class ProgramVariants:
         return self._built[variant]
 
     def variant_of(self, traced: popxl.plan.TracedProgram) -> ProgramVariant:
-        """Return the variant of a trace that `get` returned."""
+        """Return the variant of a trace that `get_program` returned."""
         return next(variant for variant, (_, t) in self._built.items() if t is traced)
 
     def trials(self, machine: Any) -> dict[ProgramVariant, PlacementTrial]:
