@@ -1,7 +1,7 @@
 """Search of the fastest placement of variables in device, host and disk memory, by simulated runs.
 
 It chooses the micro-batches per pass, which layers save or recompute their activations
-(`planning.recompute_search`), and which entries stay on the device (`popxl.plan.place`).
+(`planning.recompute_search`), and which entries stay on the device (`popxl.plan.place_entries`).
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class PlacementSearch:
         With `execution.activations` auto it searches the layers that save their activations.
         """
         best = self.simulate_variant(ProgramVariant(per_pass))
-        fits_host = best.traced.storage().remote <= self._host
+        fits_host = best.traced.permanent_storage().remote <= self._host
         if self._config.execution.activations == "auto" and fits_host:  # saving takes more memory
             return search_remat_policy(best, self._fastest_policy)
         return best
@@ -232,7 +232,7 @@ class PlacementSearch:
         """Place the buffer entries of a variant and simulate a run."""
         program, traced = self._program_and_trace(variant)
         several = variant.per_pass < self._config.gradient_accumulation
-        window = traced.window // 2 if several else None
+        window = traced.default_prefetch_window // 2 if several else None
         best = PlacementTrial(variant, program, traced, *self._place_entries(traced, window))
         while several and self._memory_may_help(best):
             narrower = replace(best, **self._halve_window(best))
@@ -280,7 +280,7 @@ class PlacementSearch:
         if all(kind.entries == kind.of for kind in before.kinds):
             return replace(best, is_filled=True)
         other_bytes = before.timeline.extent - before.nbytes
-        placement = popxl.plan.place(
+        placement = popxl.plan.place_entries(
             best.traced,
             self._rates,
             int(self._memory),
@@ -313,16 +313,18 @@ class PlacementSearch:
         traced: popxl.plan.TracedProgram,
         window: int | None = None,
         other_bytes: int | None = None,
-        all_host: popxl.plan.AllHostRun | None = None,
+        all_host: popxl.plan.SimulatedHostOnlyRun | None = None,
     ) -> tuple[popxl.plan.Placement, bool]:
         """Choose the buffer entries to keep on the device; also returns if the program then fits.
 
-        Arguments as for `popxl.plan.place`. A placement changes the other memory that a run takes,
-        so it is repeated until that is known.
+        Arguments as for `popxl.plan.place_entries`. A placement changes the other memory that a run
+        takes, so it is repeated until that is known.
         """
         for _ in range(_TRIES):
             memory = int(self._memory)
-            placement = popxl.plan.place(traced, self._rates, memory, other_bytes, all_host, window)
+            placement = popxl.plan.place_entries(
+                traced, self._rates, memory, other_bytes, all_host, window
+            )
             needed = max(other_bytes or 0, placement.timeline.extent - placement.nbytes)
             on_device, on_host = self._fits_device(traced, placement)
             if needed == other_bytes or (
@@ -354,7 +356,7 @@ class PlacementSearch:
         self, traced: popxl.plan.TracedProgram, placement: popxl.plan.Placement
     ) -> tuple[bool, bool]:
         """Return True if a placement fits the device; and True if it fits the host."""
-        stored = traced.storage()
+        stored = traced.permanent_storage()
         on_device = stored.on_device + placement.timeline.extent
         return on_device <= (1 - popxl.plan.MARGIN) * self._memory, stored.remote <= self._host
 
@@ -368,7 +370,7 @@ def may_fit(variants: ProgramVariants, config: RunConfig, target_machine: Machin
 
 def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:
     """Return the bytes of all entries of a program's remote buffers."""
-    stored = traced.storage()
+    stored = traced.permanent_storage()
     return stored.remote + stored.resident + stored.disk
 
 

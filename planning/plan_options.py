@@ -158,5 +158,5 @@ def _write_trace(report: PlanReport, path: Path) -> None:
             f"--plan-trace: on {report.machine.title} devices share the host's memory, so nothing "
             "is transferred: name a GPU with --machine"
         )
-    write_text_atomically("the trace", path, json.dumps(report.timeline.trace()) + "\n")
+    write_text_atomically("the trace", path, json.dumps(report.timeline.to_chrome_trace()) + "\n")
     print(f"the trace is in {path}: open it in ui.perfetto.dev", file=sys.stderr)

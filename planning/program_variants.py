@@ -74,7 +74,7 @@ class ProgramVariants:
         variant = variant or self._first
         if variant not in self._built:
             program = self._build(variant)
-            self._built[variant] = program, popxl.plan.trace(program.ir, self._target)
+            self._built[variant] = program, popxl.plan.trace_program(program.ir, self._target)
         return self._built[variant]
 
     def variant_of(self, traced: popxl.plan.TracedProgram) -> ProgramVariant:

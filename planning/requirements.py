@@ -131,7 +131,7 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
         program = build_resident_program(on_target, family.generator, strategy)
     execution, count = config.execution, _parameter_count(weight_map)
     batches = program.ir.num_host_transfers * execution.data_parallel
-    traced = popxl.plan.trace(program.ir, target)
+    traced = popxl.plan.trace_program(program.ir, target)
     return Requirements(
         "inference",
         config,

@@ -44,7 +44,7 @@ class ResourceTimes:
 def resource_times(region: popxl.plan.RegionCost, rates: popxl.plan.Rates) -> ResourceTimes:
     """Compute the seconds that a program region needs of each resource of a device."""
     return ResourceTimes(
-        compute=rates.product_seconds(region.flops, region.float8_flops),
+        compute=rates.matmul_seconds(region.flops, region.float8_flops),
         memory=region.device_traffic / rates.bandwidth,
         host=max(region.host_to_device, region.device_to_host) / rates.host_link,
         network=rates.collective_seconds(region.collectives),

@@ -9,7 +9,7 @@ from modelling.layers.lora import LinearAdapters
 from modelling.layers.module import Module, fused_parameter, parameter
 from modelling.weights.weight_mapping import Weight, WeightMapping
 from popxl import Tensor, ops
-from popxl_addons.fp8 import matrix_product
+from popxl_addons.fp8 import create_matrix_product
 
 Shard = Literal["in", "out"]
 _AXIS = {"in": 0, "out": 1}
@@ -42,7 +42,7 @@ class Linear(Module):
         hf_name: str | None = None,
     ) -> None:
         super().__init__(hf_name)
-        self.shard, self.has_bias, self.product = shard, bias, matrix_product()
+        self.shard, self.has_bias, self.product = shard, bias, create_matrix_product()
         self.weight = parameter(
             out_features,
             in_features,

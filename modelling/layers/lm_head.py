@@ -13,7 +13,7 @@ from modelling.layers.masking import MASK_VALUE
 from modelling.layers.module import Module, cast_if_needed, fused_parameter
 from modelling.weights.weight_mapping import Weight
 from popxl import Tensor, ops
-from popxl_addons.fp8 import matrix_product
+from popxl_addons.fp8 import create_matrix_product
 
 Bias = Literal["trained", "buffer"]
 
@@ -50,7 +50,11 @@ class LMHead(Module):
         tokens = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
         self.rows = TrainableTokenRows(tokens) if tokens else None
         self.vocab_size = model.output_vocab_size
-        self.has_bias, self.softcap, self.product = bias is not None, softcap, matrix_product()
+        self.has_bias, self.softcap, self.product = (
+            bias is not None,
+            softcap,
+            create_matrix_product(),
+        )
         if not tied:
             weight = Weight(f"{hf_linear}.weight", (self.vocab_size, model.hidden_size), std)
             self.weight = fused_parameter([weight], 1, transposed=True)

@@ -13,7 +13,7 @@ from modelling.fp8 import make_fp8_recipe
 from modelling.phases.settings import PhaseSettings
 from popxl import ops
 from popxl.ops.fp8_e4m3_e5m2 import OPERANDS
-from popxl_addons.fp8 import SCALE, DelayedScaling, fp8_products
+from popxl_addons.fp8 import SCALE, DelayedScaling, names_of_fp8_products
 from popxl_addons.remote import (
     NamedRemoteBuffers,
     load_remote,
@@ -54,7 +54,7 @@ class FP8State:
         recipe, state = make_fp8_recipe(settings.config), facts.of_kind("fp8")
         if not isinstance(recipe, DelayedScaling) or not state.keys():
             return None
-        products = fp8_products(state)
+        products = names_of_fp8_products(state)
         amaxes = popxl.remote_buffer((len(products) * len(OPERANDS),), popxl.float32, num_layers)
         micro_batches = settings.num_micro_batches * settings.groups.data_parallel
         buffers = named_variable_buffers(state, num_layers)

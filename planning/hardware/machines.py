@@ -107,7 +107,7 @@ class Machine:
 
     @property
     def target(self) -> str:
-        """Name of the hardware target that programs are traced for, see `popxl.plan.trace`."""
+        """Hardware target that programs are traced for, see `popxl.plan.trace_program`."""
         return f"{self.platform} {self.capability}" if self.capability else self.platform
 
     @property

@@ -38,7 +38,7 @@ def signature_lists() -> dict[str, dict[str, Any]]:
     }
 
 
-def absent() -> dict[str, list[str]]:
+def missing_names() -> dict[str, list[str]]:
     """Returns the public names whose difference from PopXL is intended, by reason.
 
     As `module.name` or `module.Class.member`.
@@ -47,7 +47,7 @@ def absent() -> dict[str, list[str]]:
     return listed
 
 
-def differences() -> dict[str, str]:
+def signature_differences() -> dict[str, str]:
     """Returns, for each name that differs from PopXL's lists, how it differs.
 
     Whether or not the difference is listed.
@@ -156,10 +156,10 @@ def _default_text(default: Any) -> str:
 
 
 # ---- the comparison -----------------------------------------------------------------------------
-def unexplained() -> list[str]:
+def unexplained_differences() -> list[str]:
     """Returns the differences that are not listed, and listed names that do not differ."""
-    found = differences()
-    reasons = [name for names in absent().values() for name in names]
+    found = signature_differences()
+    reasons = [name for names in missing_names().values() for name in names]
     lines = [f"{name} {how}" for name, how in found.items() if name not in set(reasons)]
     lines += [f"{name} is listed, but does not differ" for name in reasons if name not in found]
     lines += [f"{name} is listed twice" for name in set(reasons) if reasons.count(name) > 1]
@@ -167,11 +167,11 @@ def unexplained() -> list[str]:
 
 
 def main() -> int:
-    lines = unexplained()
+    lines = unexplained_differences()
     for line in lines:
         print(line)
     names = sum(map(_number_of_names, signature_lists().values()))
-    listed = sum(map(len, absent().values()))
+    listed = sum(map(len, missing_names().values()))
     print(f"{names} names: {len(lines)} unexplained differences, {listed} listed with a reason")
     return 1 if lines else 0
 

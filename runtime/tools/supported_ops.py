@@ -24,7 +24,7 @@ import popxl_addons.optimizers.adam_8bit
 import popxl_addons.optimizers.weight_residual
 from popxl import ops
 from popxl._ir.op_registry import NoGrad, OpDef, registry
-from runtime.tools.compare_api import absent
+from runtime.tools.compare_api import missing_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 _PART = re.compile(r"(?<=<!-- supported ops -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -43,12 +43,12 @@ def _names_used(module: str, node: ast.AST, seen: set[str]) -> Iterator[str]:
         yield name
         if "." not in name and name not in seen:
             seen.add(name)
-            home, body = _meaning_of(module, name)
+            home, body = _find_definition(module, name)
             if body is not None:
                 yield from _names_used(home, body, seen)
 
 
-def _meaning_of(module: str, name: str) -> tuple[str, ast.AST | None]:
+def _find_definition(module: str, name: str) -> tuple[str, ast.AST | None]:
     """Returns the module and AST node that define the function or table called `name`."""
     for node in _module_ast(module).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
@@ -58,7 +58,7 @@ def _meaning_of(module: str, name: str) -> tuple[str, ast.AST | None]:
     value = getattr(importlib.import_module(module), name, None)
     home = getattr(value, "__module__", None) or ""
     if isinstance(value, FunctionType) and home.startswith("popxl") and home != module:
-        return _meaning_of(home, value.__name__)
+        return _find_definition(home, value.__name__)
     return module, None
 
 
@@ -87,7 +87,7 @@ def _lowering_node(defn: OpDef) -> ast.AST | None:
     # Defined in a function for several names: find the lowering by where it is written.
     assert isinstance(defn.lower, FunctionType)
     if defn.lower.__name__ != "<lambda>":
-        return _meaning_of(defn.lower.__module__, defn.lower.__name__)[1]
+        return _find_definition(defn.lower.__module__, defn.lower.__name__)[1]
     lambdas = (n for n in ast.walk(_module_ast(defn.home)) if isinstance(n, ast.Lambda))
     return next((n for n in lambdas if n.lineno == defn.lower.__code__.co_firstlineno), None)
 
@@ -100,7 +100,7 @@ def _public_functions() -> dict[str, FunctionType]:
     for part in ("collectives", "fp8", "var_updates"):
         module = getattr(ops, part)
         found.update((f"ops.{part}.{name}", getattr(module, name)) for name in module.__all__)
-    for module in _modules(popxl_addons.ops):
+    for module in _import_modules(popxl_addons.ops):
         found.update(
             (f"addons.{name}", value)
             for name in getattr(module, "__all__", ())
@@ -109,7 +109,7 @@ def _public_functions() -> dict[str, FunctionType]:
     return {n: f for n, f in found.items() if isinstance(f, FunctionType)}
 
 
-def _modules(package: ModuleType) -> Iterator[ModuleType]:
+def _import_modules(package: ModuleType) -> Iterator[ModuleType]:
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         yield importlib.import_module(info.name)
 
@@ -118,7 +118,7 @@ def _ops_of(function: FunctionType) -> tuple[list[str], list[str]]:
     """Returns the ops that a function adds itself, and the op functions that it calls."""
     if isinstance(defn := getattr(function, "defn", None), OpDef):
         return [defn.name], []
-    module, node = _meaning_of(function.__module__, function.__name__)
+    module, node = _find_definition(function.__module__, function.__name__)
     assert node is not None, function
     public = {f.__name__ for f in _public_functions().values()}
     made, called = [], []
@@ -157,7 +157,7 @@ def _function_cells(defn: OpDef, functions: list[str]) -> list[str]:
     """Returns an op's functions as Markdown; with the op's name if no function has it."""
     if defn.name in {f.rpartition(".")[2].removesuffix("_") for f in functions}:
         return [f"`{name}`" for name in functions]
-    return [f"{_code_list(functions)} (op `{defn.name}`)"]
+    return [f"{_list_text(functions)} (op `{defn.name}`)"]
 
 
 def _table_rows(functions_by_op: Iterable[tuple[OpDef, list[str]]]) -> Iterator[str]:
@@ -169,12 +169,12 @@ def _table_rows(functions_by_op: Iterable[tuple[OpDef, list[str]]]) -> Iterator[
         yield f"| {gradient} | {types} | {', '.join(sorted(set(names)))} |\n"
 
 
-def _code_list(names: Iterable[str]) -> str:
+def _list_text(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
 # ---- the page -----------------------------------------------------------------------------------
-def rewritten(text: str) -> str:
+def rewrite_page(text: str) -> str:
     """Returns the text of docs/ops.md with the generated list up to date."""
     return _PART.sub(lambda _: "".join(_generated_lines()), text)
 
@@ -194,12 +194,12 @@ def _generated_lines() -> Iterator[str]:
     ours = {n: d for n, d in sorted(registry().items()) if d.home.partition(".")[0] in _PACKAGES}
     yield "| gradient | types | functions |\n|---|---|---|\n"
     yield from _table_rows((d, by_op[n]) for n, d in ours.items() if n in by_op)
-    yield f"\nTransforms and gradients make {_code_list(n for n in ours if n not in by_op)}.\n"
-    yield f"\nFunctions made of others: {_code_list(composed)}. Refused: {_code_list(refused)}.\n"
+    yield f"\nTransforms and gradients make {_list_text(n for n in ours if n not in by_op)}.\n"
+    yield f"\nFunctions made of others: {_list_text(composed)}. Refused: {_list_text(refused)}.\n"
     yield "\nWhy an op has no gradient:\n\n"
     yield from _reason_lines(ours.values())
     yield "\nNames of PopXL that are absent or take more than PopXL's:\n\n"
-    yield from (f"- {reason} {_code_list(names)}\n" for reason, names in absent().items())
+    yield from (f"- {reason} {_list_text(names)}\n" for reason, names in missing_names().items())
 
 
 def _reason_lines(op_definitions: Iterable[OpDef]) -> Iterator[str]:
@@ -207,11 +207,11 @@ def _reason_lines(op_definitions: Iterable[OpDef]) -> Iterator[str]:
     for defn in op_definitions:
         if isinstance(defn.grad, NoGrad):
             ops_of[defn.grad.reason].append(defn.name)
-    yield from (f"- {reason}: {_code_list(names)}\n" for reason, names in sorted(ops_of.items()))
+    yield from (f"- {reason}: {_list_text(names)}\n" for reason, names in sorted(ops_of.items()))
 
 
 def main() -> None:
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(rewrite_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

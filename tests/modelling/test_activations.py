@@ -121,12 +121,14 @@ def _two_memories(
                     for phase in each
                 )
         if device is not None:
-            traced = popxl.plan.trace(program.ir)
+            traced = popxl.plan.trace_program(program.ir)
             machine = popxl.plan.Rates(
                 flops=1e12, float8_flops=1e12, bandwidth=1e11, host_link=1e9, link=1e9, network=1e9
             )
             plan = traced.plan()
-            placement = popxl.plan.place(traced, machine, plan.device + int(device * plan.remote))
+            placement = popxl.plan.place_entries(
+                traced, machine, plan.device + int(device * plan.remote)
+            )
             some = any(0 < kind.entries < kind.of for kind in placement.kinds)
             assert some or per_pass, "entries of one pass are few: kinds stay whole, or not"
         return program

@@ -58,8 +58,8 @@ def test_the_planned_traffic_is_what_a_session_does(tmp_path: Path, on_disk: int
 def test_a_simulated_run_waits_for_the_disk(has_own_memory: bool) -> None:
     """It reads and writes one after the other, and what waits to be written is in memory."""
     rates = replace(RATES, has_own_memory=has_own_memory)
-    without = popxl.plan.trace(program(0)[0]).timeline(rates).seconds
-    found = popxl.plan.trace(program(ROWS)[0]).timeline(rates)
+    without = popxl.plan.trace_program(program(0)[0]).timeline(rates).seconds
+    found = popxl.plan.trace_program(program(ROWS)[0]).timeline(rates)
     of_disk = [span for span in found.spans if span.stream == "disk"]
     read = sum(span.nbytes for span in of_disk if span.name == "read")
     written = sum(span.nbytes for span in of_disk if span.name == "write")
@@ -72,8 +72,8 @@ def test_a_simulated_run_waits_for_the_disk(has_own_memory: bool) -> None:
 
 
 def test_entries_need_room_wherever_they_are() -> None:
-    traced = popxl.plan.trace(program(2)[0])
-    stored = traced.storage()
+    traced = popxl.plan.trace_program(program(2)[0])
+    stored = traced.permanent_storage()
     assert stored.remote > 0 < stored.disk
     candidates: Any = SimpleNamespace(get=lambda: (None, traced))
     one = load_config(T5Config, "finetuning", "tiny").with_values({"execution.data_parallel": 1})
@@ -89,7 +89,7 @@ def test_entries_need_room_wherever_they_are() -> None:
 
 def test_a_simulated_run_reads_while_it_computes() -> None:
     slow = replace(RATES, bandwidth=1e6, disk_read=3e5, disk_write=1e12)
-    found = popxl.plan.trace(program(ROWS)[0]).timeline(slow)
+    found = popxl.plan.trace_program(program(ROWS)[0]).timeline(slow)
     reading = sum(s.end - s.start for s in found.spans if s.stream == "disk")
     assert min(reading, found.compute_seconds) > 0.4
     assert found.seconds < max(reading, found.compute_seconds) + 0.2
@@ -98,7 +98,7 @@ def test_a_simulated_run_reads_while_it_computes() -> None:
 def test_entries_of_a_gpu_are_copied_once_more_in_host_memory_each_way() -> None:
     """The disk reads into and writes from memory that the device does not reach."""
     quick = replace(RATES, disk_read=1e12, disk_write=1e12, host_copy=1e6)
-    program_on_disk = popxl.plan.trace(program(ROWS)[0])
+    program_on_disk = popxl.plan.trace_program(program(ROWS)[0])
     found = program_on_disk.timeline(quick)
     moved = sum(span.nbytes for span in found.spans if span.stream == "disk")
     assert found.seconds >= moved / quick.host_copy

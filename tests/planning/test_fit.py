@@ -18,7 +18,7 @@ from planning.hardware.local_machine import measure_local_machine
 from planning.hardware.machines import Machine, machine
 from planning.program_variants import ProgramVariant, VariantCache
 from planning.requirements import finetuning_requirements
-from popxl.plan import place
+from popxl.plan import place_entries
 from tests.planning.presets import preset
 
 GB = 1e9
@@ -62,7 +62,9 @@ def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) 
     """What was tried for the size of the micro-batch serves the plan; so it does with a disk. What
     device and host together cannot hold is not placed."""
     config, programs, on, placed = tiny("gptj_tiny"), VariantCache(), machine("t4"), []
-    monkeypatch.setattr(popxl.plan, "place", lambda *given: placed.append(given) or place(*given))
+    monkeypatch.setattr(
+        popxl.plan, "place_entries", lambda *given: placed.append(given) or place_entries(*given)
+    )
     variants = programs.variants(config, on.target)
     chosen = placement_search.search_placement(variants, config, on)
     assert chosen.best.fits
@@ -72,7 +74,7 @@ def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) 
     assert made.requirements.variants is variants
     assert made.requirements.placement is chosen.best.placement
     assert len(placed) == count
-    stored = variants.get_program()[1].storage()
+    stored = variants.get_program()[1].permanent_storage()
     least = stored.remote + stored.resident
     small = replace(on, memory=0.6 * least, host_memory=0.3 * least)
     assert not placement_search.search_placement(variants, config, small).best.fits
@@ -223,7 +225,7 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
     def chosen(memory: float) -> placement_search.PlacementTrial:
         return placement_search.search_placement(variants, config, replace(gpu, memory=memory)).best
 
-    state = variants.get_program()[1].storage().remote
+    state = variants.get_program()[1].permanent_storage().remote
     alone, all_at_once = chosen(1.6 * state), chosen(20 * state)
     assert alone.variant.per_pass < 8
     assert alone.is_bound_by_compute
@@ -238,7 +240,9 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
 def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """With less on its way to the device there is room for more entries."""
     placed = []
-    monkeypatch.setattr(popxl.plan, "place", lambda *given: placed.append(given) or place(*given))
+    monkeypatch.setattr(
+        popxl.plan, "place_entries", lambda *given: placed.append(given) or place_entries(*given)
+    )
     config = preset(
         "gptj_tiny",
         model={"layers": 8, "hidden_size": 256},
@@ -248,7 +252,7 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     gpu = replace(ONE, platform="gpu", host_link=1e8)
     variants = VariantCache().variants(config, "gpu")
     buffers = variants.get_program()[1].ir.remote_buffers
-    memory = 0.8 * variants.get_program()[1].storage().remote
+    memory = 0.8 * variants.get_program()[1].permanent_storage().remote
     search = placement_search.PlacementSearch.for_machine(
         replace(gpu, memory=memory), variants, config
     )

@@ -73,6 +73,8 @@ def test_iterations_that_move_other_entries_are_all_looked_at(follows: bool) -> 
 
         first = popxl.constant(0, popxl.uint32)
         ops.repeat(ir.create_graph(body, first), 20, first)
-    found = measure_extrapolated(popxl.plan.trace(ir).schedule, lambda schedule: schedule, 2, 4)
+    found = measure_extrapolated(
+        popxl.plan.trace_program(ir).schedule, lambda schedule: schedule, 2, 4
+    )
     counts = [schedule.main.steps[-1].count for schedule in found[:2]]  # type: ignore[attr-defined]
     assert (counts, found[2]) == (([20, 20], 0.0) if follows else ([2, 6], 3.5))

@@ -216,10 +216,12 @@ def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
     assert best is not None
     traced, placement = best.best.traced, best.best.placement
     after, rates = placement.timeline, on.achieved_rates("float32", 1)
-    assert traced.ir.load_window == after.window <= traced.window // 2
+    assert traced.ir.load_window == after.window <= traced.default_prefetch_window // 2
     assert after.loads
-    assert placement.with_window(traced.window, rates).timeline.extent > after.extent
-    default = popxl.plan.place(traced, rates, int(on.usable_bytes))
+    assert (
+        placement.with_window(traced.default_prefetch_window, rates).timeline.extent > after.extent
+    )
+    default = popxl.plan.place_entries(traced, rates, int(on.usable_bytes))
     assert default.nbytes < placement.nbytes
     assert default.timeline.seconds > after.seconds
     placement.apply()

@@ -45,7 +45,7 @@ def traced(name: str, update: str = "end") -> popxl.plan.TracedProgram:
         execution={"micro_batch_size": 1, "update": update},
     )
     weight_map = get_family(config).weight_map(config)
-    return popxl.plan.trace(
+    return popxl.plan.trace_program(
         build_training_program(config, get_family(config).build_phases, weight_map=weight_map).ir
     )
 
@@ -139,8 +139,10 @@ def test_loads_do_not_wait_for_stores_that_were_dispatched_before() -> None:
         machine("h200").rates("bfloat16", 1), host_link=1e9, both_ways=5e8, transfer_dispatch_s=0.0
     )
     device = SimulatedDevice(link, lambda _: 0.0, lambda _: 0)
-    (stored,) = device.put([device.array(10**9, True)], ["host"])
-    loaded = device.put([device.array(10**6, False) for _ in range(8)], ["device"] * 8)
+    (stored,) = device.transfer_arrays([device.create_array(10**9, True)], ["host"])
+    loaded = device.transfer_arrays(
+        [device.create_array(10**6, False) for _ in range(8)], ["device"] * 8
+    )
     assert stored.ready == pytest.approx(1, rel=0.01)
     assert max(array.ready for array in loaded) == pytest.approx(8 * 2e-3, rel=0.1)
 
@@ -175,12 +177,14 @@ def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str, layers: i
     ).traced
     rates = target.rates("bfloat16", 1)
     for kind in ("none", "weights", "moments", "gradients", "activations between layers"):
-        bulk_estimate = program.bulk_estimate(rates, default_prefetch_window(program.schedule))
-        bulk_estimate.set_location([e for e in bulk_estimate.transfers if e[0].kind == kind], -1)
+        time_estimate = program.staged_time_estimate(
+            rates, default_prefetch_window(program.schedule)
+        )
+        time_estimate.move_entries([e for e in time_estimate.transfers if e[0].kind == kind], -1)
         for buffer in program.ir.remote_buffers:
             buffer.resident = buffer.entries if buffer.kind == kind else 0
         expected = program.timeline(rates).seconds
-        assert bulk_estimate.seconds() == pytest.approx(expected, rel=TOLERANCE), kind
+        assert time_estimate.run_seconds() == pytest.approx(expected, rel=TOLERANCE), kind
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -195,7 +199,7 @@ def test_placement_beats_keeping_one_kind(name: str, share: float) -> None:
         + 9
     )
     try:
-        placement = popxl.plan.place(program, link, device)
+        placement = popxl.plan.place_entries(program, link, device)
         assert 0.9 * share * plan.remote < placement.nbytes <= placement.free_bytes
         taken = placement.timeline.extent + plan.on_device  # gaps are not known before
         assert taken <= (1 - MARGIN) * device + 0.25 * placement.free_bytes
@@ -226,13 +230,13 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
         machine("rtx4090").rates("float32", 1),
     )
     expected = program.timeline(link)
-    monkeypatch.setattr(popxl.plan.placement, "_LONG", program.runs - 1)
+    monkeypatch.setattr(popxl.plan.placement, "_LONG", program.num_segment_runs - 1)
     monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)
-    all_host = popxl.plan.AllHostRun(program, link)
+    all_host = popxl.plan.SimulatedHostOnlyRun(program, link)
     assert all_host.short_timeline.peak == pytest.approx(expected.peak, rel=0.05)
     assert all_host.short_timeline.peak <= all_host.short_timeline.extent <= expected.extent
-    assert program.truncate_loops(6).runs < 0.25 * program.runs
-    placement = popxl.plan.place(
+    assert program.truncate_loops(6).num_segment_runs < 0.25 * program.num_segment_runs
+    placement = popxl.plan.place_entries(
         program, link, 2 * all_host.short_timeline.extent, all_host=all_host
     )
     kept = {buffer: buffer.resident_entries for buffer in program.ir.remote_buffers}
@@ -258,7 +262,7 @@ def test_memory_is_what_the_plan_counts_where_nothing_is_on_its_way(name: str) -
 def test_the_trace_has_a_row_for_each_stream_and_all_that_moves() -> None:
     program = traced("gptj_tiny")
     made = program.timeline(rates(program))
-    events = json.loads(json.dumps(made.trace()))["traceEvents"]
+    events = json.loads(json.dumps(made.to_chrome_trace()))["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     assert set(names.values()) == {"compute", "copies in", "copies out", "disk", "host"}
     loads = [e for e in events if e["ph"] == "X" and names[e["tid"]] == "copies in"]

@@ -37,7 +37,7 @@ def program(label: str = "layer", width: int = 8, layers: int = 2) -> popxl.Ir:
 def traced(ir: popxl.Ir, target: str = "gpu 9.0") -> tuple[popxl.plan.TracedProgram, int]:
     """And how many segments were traced for it."""
     with mock.patch.object(cost_memo, "trace_cost", side_effect=trace_cost) as counted:
-        return popxl.plan.trace(ir, target), counted.call_count
+        return popxl.plan.trace_program(ir, target), counted.call_count
 
 
 def test_equal_segments_are_traced_once_and_do_the_same() -> None:

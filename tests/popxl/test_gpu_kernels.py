@@ -14,7 +14,7 @@ from popxl.ops._attention_math import AttentionAttrs
 from popxl.ops._reductions import tracing_platform
 from popxl.plan.flat_jaxpr import flatten_jaxpr
 from popxl.plan.gpu_kernels import GpuKernels
-from popxl.plan.primitives import attention_of
+from popxl.plan.primitives import attention_head_and_pass
 from popxl.plan.records import Kernel
 
 ATTRS = AttentionAttrs(1.0, 0, 0.0, True, None, None, False, False, False)._asdict()
@@ -34,7 +34,11 @@ def extra_kernels(function: Any, swapped: bool = False) -> list[list[Kernel]]:
         closed = jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 5)
     flat = flatten_jaxpr(closed.jaxpr)
     kernels = GpuKernels(flat)
-    return [kernels.extra_kernels(node) for node in flat.nodes if attention_of(node)[0]]
+    return [
+        kernels.kernels_launched_with_attention(node)
+        for node in flat.nodes
+        if attention_head_and_pass(node)[0]
+    ]
 
 
 def forward(dy: Any, q: Any, k: Any, v: Any, out: Any) -> Any:

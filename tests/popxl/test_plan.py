@@ -69,9 +69,9 @@ def fanned_out(depth: int) -> popxl.Ir:
 
 def test_a_routine_is_walked_once_however_often_it_is_called(monkeypatch):
     walked = []
-    walk = CostWalk._routine
+    walk = CostWalk._walk_routine
     monkeypatch.setattr(
-        CostWalk, "_routine", lambda *args: (walked.append(args[1].title), walk(*args))[1]
+        CostWalk, "_walk_routine", lambda *args: (walked.append(args[1].title), walk(*args))[1]
     )
     plan = plan_of(fanned_out(12))
     assert plan.flops == 2**12 * 2 * 2**3
@@ -231,7 +231,7 @@ def seconds(build) -> float:
     with ir.main_graph:
         y = build(popxl.variable(np.ones((100, 100), np.float32)))
         ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
-    return popxl.plan.trace(ir, "gpu").timeline(RATES).compute_seconds
+    return popxl.plan.trace_program(ir, "gpu").timeline(RATES).compute_seconds
 
 
 def test_a_gpu_multiplies_transposed_matrices_without_a_kernel_that_transposes():

@@ -143,7 +143,7 @@ def test_an_update_takes_no_memory_for_what_is_drawn():
         x = popxl.constant(np.full((512, 64), 2.0**-9, np.float32))
         for table in tables:
             ops.var_updates.accumulate_(table, x)
-    costs = popxl.plan.trace(ir, "gpu 9.0").segment_costs
+    costs = popxl.plan.trace_program(ir, "gpu 9.0").segment_costs
     assert sum(cost.temporaries for cost in costs.values()) < 1024
 
 

@@ -16,7 +16,7 @@ LIST = PAGE.partition("<!-- supported ops -->")[2]
 
 
 def test_the_list_is_up_to_date():
-    assert supported_ops.rewritten(PAGE) == PAGE, "run: python -m runtime.tools.supported_ops"
+    assert supported_ops.rewrite_page(PAGE) == PAGE, "run: python -m runtime.tools.supported_ops"
 
 
 def test_the_list_names_each_function_and_each_op():

@@ -122,7 +122,7 @@ class ThreadDevice:
         for stream in (self._compute, self._in, self._out):
             stream.stop()
 
-    def array(self, nbytes: int, on_device: bool) -> Array:
+    def create_array(self, nbytes: int, on_device: bool) -> Array:
         return Array(nbytes)
 
     def read(self, entry: Array) -> None:
@@ -130,7 +130,7 @@ class ThreadDevice:
 
     write = read
 
-    def call(self, segment: Segment, arguments: Sequence[Any]) -> list[Array]:
+    def run_segment(self, segment: Segment, arguments: Sequence[Any]) -> list[Array]:
         self._begin()
         self._enqueued.acquire()
         there = [a.there for a in arguments if isinstance(a, Array)]
@@ -152,15 +152,15 @@ class ThreadDevice:
         self.ends[part] = end - self._start
         self._enqueued.release()
 
-    def number(self, value: int, spec: Any) -> None:
+    def put_number(self, value: int, spec: Any) -> None:
         """Numbers are on the device."""
 
-    def copy(self, array: Array) -> Array:
+    def copy_array(self, array: Array) -> Array:
         seconds = 2 * array.nbytes / self._rates.bandwidth
         (self._last,) = self._compute.add([array.there], [seconds])
         return Array(array.nbytes, self._last)
 
-    def put(self, arrays: Sequence[Array], to: Sequence[str]) -> list[Array]:
+    def transfer_arrays(self, arrays: Sequence[Array], to: Sequence[str]) -> list[Array]:
         assert len(set(to)) == 1
         self._begin()
         stream = self._in if to[0] == "device" else self._out

@@ -9,7 +9,7 @@ import torch
 import popxl
 import popxl_addons as addons
 from popxl import ops
-from popxl_addons.fp8 import Recipe, fp8_products
+from popxl_addons.fp8 import Recipe, names_of_fp8_products
 from popxl_addons.layers import Linear
 from popxl_addons.testing_utils import TensorInput, run_module
 from tests.slow import slow
@@ -60,7 +60,7 @@ def test_graphs_take_the_scales_alone_also_of_called_modules():
         variables = facts.init()
     state = {n for n in graph.args.keys_flat() if ".product." in n}
     assert state == {"inner.first.product.scale", "inner.second.product.scale"}
-    assert fp8_products(facts) == ["inner.first.product", "inner.second.product"]
+    assert names_of_fp8_products(facts) == ["inner.first.product", "inner.second.product"]
     with pytest.raises(
         TypeError, match=r"inner\.first\.product was made with DelayedScaling, not Cu"
     ):

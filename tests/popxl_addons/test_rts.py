@@ -20,7 +20,7 @@ from popxl_addons.rts import (
     reduce_replica_sharded_tensor,
     replica_sharded_spec,
 )
-from popxl_addons.sharding import shards_of
+from popxl_addons.sharding import num_shards_of_spec
 from tests.popxl_addons.helpers import replicas_run
 from tests.slow import slow
 
@@ -103,7 +103,7 @@ def test_fewer_shards_than_replicas_share_a_tensor():
         buffer = popxl.replica_sharded_buffer((3, 3), popxl.float32, None, 2)
         popxl.remote_replica_sharded_variable(data, buffer)
         shard = popxl.ops.remote_load(buffer, 0)
-        assert shards_of(shard.spec, ir.replication_factor) == 2
+        assert num_shards_of_spec(shard.spec, ir.replication_factor) == 2
         return [gather_replica_sharded_tensor(shard)]
 
     (result,) = replicas_run(REPLICAS, build)
@@ -154,7 +154,7 @@ def test_spec_of_a_part():
         part = ops.init((6,), popxl.float16, meta_shape=(3, 4))  # cut already: not cut again
         assert replica_sharded_spec(part, everyone) == part.spec
         with pytest.raises(ValueError, match="4 shards, a number that does not divide groups of 2"):
-            shards_of(spec, 2)
+            num_shards_of_spec(spec, 2)
 
 
 def test_graphs_are_written_from_factories():

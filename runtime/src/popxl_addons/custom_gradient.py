@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import popxl
 from popxl import Tensor
 from popxl_addons.grad_info import Connection, fwd, fwd_grad, make_grad_graph_info
-from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad, check_like
+from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad, check_same_spec
 from popxl_addons.utils import duplicate_items, suffix_graph_name
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _check_parameters(module: Module) -> None:
             )
 
 
-def _check_once(argument_name: str, tensors: list[Tensor]) -> None:
+def _check_unique(argument_name: str, tensors: list[Tensor]) -> None:
     if twice := duplicate_items(tensors):
         raise ValueError(f"{argument_name} has {[t.id for t in twice]} twice")
 
@@ -75,7 +75,7 @@ def _provided_outputs(
     outputs = fwd_graph.graph.outputs
     provided = list(fwd_graph._build_outputs if requested is None else requested)
     if requested is not None:
-        _check_once("grads_provided", provided)
+        _check_unique("grads_provided", provided)
     for t in provided:
         if t not in outputs:
             raise ValueError(f"grads_provided: {t!r} is no output of {fwd_graph.graph.id!r}")
@@ -94,7 +94,7 @@ def _required_inputs(
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Inputs whose gradients are requested: non-variables, and variables by name."""
     required = list(fwd_graph.graph.inputs if requested is None else requested)
-    _check_once("grads_required", required)
+    _check_unique("grads_required", required)
     names = {t: name for name, t in fwd_graph.args.to_dict().items()}
     for t in required:
         if t not in fwd_graph.graph.inputs:
@@ -188,7 +188,7 @@ def _check_results(
         )
     gradients = {t: g for t, g in zip(inputs, results, strict=False) if g is not None}
     for t, g in gradients.items():
-        check_like(
+        check_same_spec(
             f"the gradient that build_grad of {_class_name(module)} returns for {t.name!r}", g, t
         )
     return gradients

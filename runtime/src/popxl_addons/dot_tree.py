@@ -32,13 +32,13 @@ def sanitise(name: str | int) -> str:
     return text
 
 
-def _parts(key: str | int) -> list[str]:
+def _split_key(key: str | int) -> list[str]:
     return str(key).split(".")
 
 
-def checked_parts(key: str | int) -> list[str]:
+def split_valid_key(key: str | int) -> list[str]:
     """Split a dotted key; ValueError unless each component is a Python identifier or digits."""
-    parts = _parts(key)
+    parts = _split_key(key)
     for part in parts:
         if not (part.isidentifier() or (part.isascii() and part.isdigit())):
             raise ValueError(
@@ -96,7 +96,7 @@ class DotTree(Generic[L]):
             KeyError: there is none; the message lists the names at that level.
         """
         node: Any = self
-        for part in _parts(key):
+        for part in _split_key(key):
             if isinstance(node, DotTree) and _NEGATIVE.fullmatch(part):
                 part = str(1 + max(map(int, filter(str.isdigit, node._map)), default=0) + int(part))
             if not isinstance(node, DotTree) or part not in node._map:
@@ -118,7 +118,7 @@ class DotTree(Generic[L]):
             ValueError: a part of the key is neither a Python name nor digits; or the first part
                 exists already and `overwrite` is not set.
         """
-        *path, last = parts = checked_parts(key)
+        *path, last = parts = split_valid_key(key)
         if parts[0] in self._map and not overwrite:
             raise ValueError(
                 f"{parts[0]!r} exists already, so {str(key)!r} cannot be inserted: pass "
@@ -134,7 +134,7 @@ class DotTree(Generic[L]):
     def pop(self, key: str | int) -> Any:
         """Remove and return the leaf or subtree at a key; raises KeyError if there is none."""
         value = self.get(key)
-        *path, last = _parts(key)
+        *path, last = _split_key(key)
         parent = self.get(".".join(path)) if path else self
         del parent._map[last]
         return value

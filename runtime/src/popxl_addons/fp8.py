@@ -117,7 +117,7 @@ def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
         _RECIPE.reset(token)
 
 
-def matrix_product() -> MatrixProduct:
+def create_matrix_product() -> MatrixProduct:
     """Create the matmul module of a new linear layer: in FP8 inside `fp8_autocast`."""
     recipe = _RECIPE.get()
     return MatrixProduct() if recipe is None else FP8Product(recipe)
@@ -201,7 +201,7 @@ class FP8Factory(VariableFactory):
         return super().next_data()
 
 
-def fp8_products(facts: NamedVariableFactories) -> list[str]:
+def names_of_fp8_products(facts: NamedVariableFactories) -> list[str]:
     """Names of the matmuls with FP8 state; their variables are `<name>.scale` and so on."""
     names = facts.of_kind("fp8").keys_flat()
     return [n.removesuffix(f".{SCALE}") for n in names if n.endswith(f".{SCALE}")]
@@ -227,7 +227,7 @@ def update_fp8(
     Raises:
         TypeError: the module was made with delayed scaling, and `recipe` is another.
     """
-    for name in fp8_products(facts):
+    for name in names_of_fp8_products(facts):
         if not isinstance(recipe, DelayedScaling):
             raise TypeError(
                 f"update_fp8: {name} was made with DelayedScaling, not {type(recipe).__name__}: "

@@ -98,11 +98,11 @@ class VarGrad(_NamedValues):
         variable = self._find_variable(key)
         if not isinstance(value, popxl.Tensor):
             raise TypeError(f"var_grad[{key!r}] must be a tensor, not {value!r}")
-        check_like(f"var_grad[{key!r}]", value, variable)
+        check_same_spec(f"var_grad[{key!r}]", value, variable)
         self._map[key] = value
 
 
-def check_like(description: str, gradient: popxl.Tensor, t: popxl.Tensor) -> None:
+def check_same_spec(description: str, gradient: popxl.Tensor, t: popxl.Tensor) -> None:
     """Raise ValueError unless `gradient` has the shape of `t`; `description` names it."""
     if (gradient.shape, gradient.meta_shape) != (t.shape, t.meta_shape):
         raise ValueError(

@@ -65,7 +65,7 @@ class GraphCache:
         self._graphs: dict[Hashable, popxl.Graph] = {}
         self._functions: list[Any] = []  # kept alive, so that a hash is never used twice
 
-    def find(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph | None:
+    def find_graph(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph | None:
         """Return the graph cached for these arguments in the current Ir; None if there is none."""
         return self._graphs.get(self._cache_key(fn, args, kwargs))
 

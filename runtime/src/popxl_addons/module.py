@@ -11,7 +11,7 @@ import popxl
 from popxl import Ir, ReplicaGrouping, Tensor, dtypes
 from popxl.transforms import GradGraphInfo
 from popxl_addons.custom_gradient import build_custom_gradient
-from popxl_addons.dot_tree import checked_parts
+from popxl_addons.dot_tree import split_valid_key
 from popxl_addons.grad_info import fwd, fwd_grad, make_grad_graph_info
 from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad
 from popxl_addons.graph_cache import GraphCache
@@ -163,7 +163,7 @@ class Module(popxl.Module):
         name = name or variable_f.name
         if name is None:
             raise ValueError("a variable factory without a name needs one")
-        self._check_new(name, overwrite=False)
+        self._check_name_is_new(name, overwrite=False)
         variable_f.name = variable_f.name or name
         return self._register(name, variable_f.create_input(), variable_f)
 
@@ -178,7 +178,7 @@ class Module(popxl.Module):
         """
         if variable_f.is_input:
             raise ValueError(f"variable {name!r} is an input of graphs: use add_variable_factory")
-        self._check_new(name, overwrite=False)
+        self._check_name_is_new(name, overwrite=False)
         self._factories.insert(name, variable_f)
 
     def add_variable_input(
@@ -204,7 +204,7 @@ class Module(popxl.Module):
         Raises:
             ValueError: the module has a variable of that name already.
         """
-        self._check_new(name, overwrite)
+        self._check_name_is_new(name, overwrite)
         made = add_variable_input(name, data_iter, dtype, by_ref, replica_grouping)
         return self._register(name, *made)
 
@@ -223,7 +223,7 @@ class Module(popxl.Module):
             data_iter: data of the whole variable.
             shard_over: number of parts; default: the size of the replica groups.
         """
-        self._check_new(name, overwrite=False)
+        self._check_name_is_new(name, overwrite=False)
         made = add_replica_sharded_variable_input(
             name, data_iter, dtype, by_ref, replica_grouping, shard_over
         )
@@ -238,15 +238,15 @@ class Module(popxl.Module):
             The inputs, to bind that graph to.
         """
         name = str(name)
-        self._check_new(name, overwrite)
+        self._check_name_is_new(name, overwrite)
         factories = variable_f.inputs.to_dict()
         inputs = NamedTensors.from_dict({n: f.create_input(name) for n, f in factories.items()})
         self._factories.insert(name, variable_f.copy(), overwrite=True)
         self._args.insert(name, inputs, overwrite=True)
         return inputs.copy()
 
-    def _check_new(self, name: str, overwrite: bool) -> None:
-        checked_parts(name)
+    def _check_name_is_new(self, name: str, overwrite: bool) -> None:
+        split_valid_key(name)
         if name in self._factories and not overwrite:
             raise ValueError(
                 f"module {type(self).__qualname__} has a variable {name!r} already: to use a "
@@ -259,7 +259,9 @@ class Module(popxl.Module):
         self._args.insert(name, t, overwrite=True)
         return t
 
-    def _collect(self, prefix: str = "") -> Iterator[tuple[str, Tensor | None, VariableFactory]]:
+    def _collect_variables(
+        self, prefix: str = ""
+    ) -> Iterator[tuple[str, Tensor | None, VariableFactory]]:
         """Name, graph input (None if hidden) and factory of the variables.
 
         Those of this module and its submodules.
@@ -268,7 +270,7 @@ class Module(popxl.Module):
         for name, factory in self._factories.to_dict().items():
             yield prefix + name, tensors.get(name), factory
         for name, module in self._submodules.items():
-            yield from module._collect(f"{prefix}{name}.")
+            yield from module._collect_variables(f"{prefix}{name}.")
 
     def _collect_grad_infos(self) -> dict[popxl.Graph, GradGraphInfo]:
         infos = dict(self.called_graphs_grad_info)
@@ -283,7 +285,7 @@ class Module(popxl.Module):
             self._creating_graph = False
             return self.build(*args, **kwargs)
         if self.implements_grad_graph:
-            self._complain_about_inlining()
+            self._warn_about_inlining()
         scope = popxl.name_scope(self._name_scope) if self._name_scope else nullcontext()
         with scope:
             return self.build(*args, **kwargs)
@@ -299,7 +301,7 @@ class Module(popxl.Module):
         cache = self._graph_cache
         if cache is None:
             return self._build_graph(popxl.gcg().ir.create_graph, args, kwargs)
-        graph = cache.find(self, *args, **kwargs)
+        graph = cache.find_graph(self, *args, **kwargs)
         if graph is None:
             made = self._build_graph(cache.create_graph, args, kwargs)
             graph = made[1].graph
@@ -314,18 +316,19 @@ class Module(popxl.Module):
         self.aux = Aux()
         self._creating_graph = True
         try:
-            return self._collect_build(create(self, *args, **kwargs))
+            return self._collect_build_variables(create(self, *args, **kwargs))
         finally:
             self._creating_graph = False
-            self._clear()  # so that a parent that calls this graph does not own its variables too
+            # So that a parent that calls this graph does not own its variables too.
+            self._clear()
 
-    def _collect_build(
+    def _collect_build_variables(
         self, graph: popxl.Graph
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
         """Collect the variables after a build, in the order of the graph's inputs."""
         position: dict[Tensor | None, int] = {t: i for i, t in enumerate(graph.inputs)}
         position[None] = len(position)  # variables that are no inputs come last
-        variables = sorted(self._collect(), key=lambda item: position[item[1]])
+        variables = sorted(self._collect_variables(), key=lambda item: position[item[1]])
         args = NamedTensors.from_dict({name: t for name, t, _ in variables if t is not None})
         factories = NamedVariableFactories.from_dict({name: f for name, _, f in variables})
         graph._gradient_is_written = self.implements_grad_graph
@@ -439,7 +442,7 @@ class Module(popxl.Module):
         finally:
             self.aux, self.var_grad = kept, VarGrad()
 
-    def _complain_about_inlining(self) -> None:
+    def _warn_about_inlining(self) -> None:
         message = (
             f"{type(self).__qualname__} has its own build_grad, which is not used when it is "
             "called inside another graph: use self.call_module(module)(...), or pass "

@@ -36,7 +36,7 @@ def fill_none_group(
     return none_value if rg is None else rg
 
 
-def _within_blocks(grouping: ReplicaGrouping | None, block: int) -> ReplicaGrouping:
+def _split_into_blocks(grouping: ReplicaGrouping | None, block: int) -> ReplicaGrouping:
     """Split replica groups at multiples of `block` replicas."""
     ir = popxl.gcg().ir
     grouping = ir.replica_grouping() if grouping is None else grouping
@@ -51,7 +51,7 @@ def get_instance_replica_grouping(
     replica_grouping: ReplicaGrouping | None = None,
 ) -> ReplicaGrouping:
     """Split replica groups (default: all replicas) at the borders of instances."""
-    return _within_blocks(replica_grouping, popxl.gcg().ir.instance_replication_factor)
+    return _split_into_blocks(replica_grouping, popxl.gcg().ir.instance_replication_factor)
 
 
 def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
@@ -101,7 +101,7 @@ def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) ->
         raise ValueError(
             f"no two replicas of a group of {replica_grouping!r} are in one link domain of {size}"
         )
-    return _within_blocks(replica_grouping, size)
+    return _split_into_blocks(replica_grouping, size)
 
 
 def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:

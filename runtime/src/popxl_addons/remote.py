@@ -59,10 +59,10 @@ def create_remote_buffer(
             f"a tensor of shape {tuple(spec.shape)} cannot be cut into {shards} equal parts: pass "
             "shard_over=1 to keep it whole"
         )
-    return create_buffer(spec, entries, group, shards)
+    return create_buffer_for_spec(spec, entries, group, shards)
 
 
-def create_buffer(
+def create_buffer_for_spec(
     spec: popxl.TensorSpec, entries: int, group: ReplicaGrouping | None, shards: int
 ) -> popxl.RemoteBuffer:
     """Create a remote buffer for tensors of `spec`, or for `shards` padded shards of each."""
@@ -78,7 +78,9 @@ def create_buffer(
 def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers:
     """Create a remote buffer with `entries` entries for each tensor, by its name."""
     names, ts = tensors.unpack()
-    return NamedRemoteBuffers.pack(names, [create_buffer(t.spec, entries, None, 1) for t in ts])
+    return NamedRemoteBuffers.pack(
+        names, [create_buffer_for_spec(t.spec, entries, None, 1) for t in ts]
+    )
 
 
 def named_variable_buffers(
@@ -103,13 +105,13 @@ def named_variable_buffers(
     """
     names, fs = factories.unpack()
     buffers = [
-        _variable_buffer(f, entries, _shards_wanted(name, f, shard_over_dict, sharded_threshold))
+        _variable_buffer(f, entries, _num_shards(name, f, shard_over_dict, sharded_threshold))
         for name, f in zip(names, fs, strict=True)
     ]
     return NamedRemoteBuffers.pack(names, buffers)
 
 
-def _shards_wanted(
+def _num_shards(
     name: str, factory: VariableFactory, sharding: Mapping[str, int] | int | bool, threshold: int
 ) -> int:
     size = factory.replica_grouping.const_rg.group_size
@@ -137,7 +139,7 @@ def _variable_buffer(factory: VariableFactory, entries: int, shards: int) -> pop
 
 
 # ---- load and store -----------------------------------------------------------------------------
-def grow(buffer: popxl.RemoteBuffer, entries: int) -> None:
+def grow_buffer(buffer: popxl.RemoteBuffer, entries: int) -> None:
     """Enlarge a buffer to at least `entries` entries."""
     buffer.entries = max(buffer.entries, entries)
 
@@ -146,7 +148,7 @@ def _sort_by_name(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffe
     """Sort buffers by dotted name and enlarge them to `entries` entries."""
     ordered = NamedRemoteBuffers.from_dict(dict(sorted(buffers.to_dict().items())))
     for buffer in ordered.values_flat():
-        grow(buffer, entries)
+        grow_buffer(buffer, entries)
     return ordered
 
 

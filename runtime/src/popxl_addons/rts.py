@@ -44,7 +44,7 @@ def replica_sharded_spec(t: popxl.Tensor, shard_over: ReplicaGrouping) -> popxl.
     return sharded_spec(t.shape, t.dtype, shard_over.group_size)
 
 
-def _all_if_none(group: ReplicaGrouping | None) -> ReplicaGrouping:
+def _group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
     return popxl.gcg().ir.replica_grouping() if group is None else group
 
 
@@ -52,7 +52,7 @@ def _tile_context(use_io_tiles: bool) -> AbstractContextManager[Any]:
     return popxl.io_tiles() if use_io_tiles else null_context()
 
 
-def _regroup(
+def _group_replicas_by_key(
     grouping: ReplicaGrouping, key: Callable[[int, int, int], tuple[int, ...]]
 ) -> ReplicaGrouping:
     """Group replicas by `key(replica, group, rank in the group)`."""
@@ -83,7 +83,7 @@ def gather_replica_sharded_tensor(
         )
 
 
-def graph_over(
+def create_mapping_graph(
     tensors: DotTree[Any],
     fn: Callable[[str, popxl.Tensor], popxl.Tensor],
     use_io_tiles: bool = False,
@@ -125,7 +125,7 @@ def all_gather_replica_sharded_graph(
         The graph, with named inputs, and the names of its outputs.
     """
     groups = {} if replica_groups is None else replica_groups.to_dict()
-    return graph_over(
+    return create_mapping_graph(
         tensors,
         lambda name, t: gather_replica_sharded_tensor(t, use_io_tiles, groups.get(name)),
     )
@@ -155,7 +155,7 @@ def reduce_replica_sharded_tensor(
     parts are all-reduced among the shard groups of a replica group. Otherwise (a tensor that is
     cut over more replicas than have different values of it) an all-reduce is followed by a slice.
     """
-    replica_group = _all_if_none(replica_group)
+    replica_group = _group_or_all(replica_group)
     shard_group = replica_group if shard_group is None else shard_group
     collectives = ops.collectives
     if effective_shards(t.shape, shard_group.group_size) == 1:
@@ -167,7 +167,7 @@ def reduce_replica_sharded_tensor(
     )
     if shard_group.group_size == replica_group.group_size:
         return part
-    across = _regroup(
+    across = _group_replicas_by_key(
         shard_group, lambda replica, _, place: (replica_group.assignment[replica], place)
     )
     # Squares are taken once; what is left is a sum.
@@ -203,4 +203,4 @@ def reduce_replica_sharded_graph(
     def reduce(name: str, t: popxl.Tensor) -> popxl.Tensor:
         return reduce_replica_sharded_tensor(t, op, replica_group, groups.get(name))
 
-    return graph_over(tensors, reduce, use_io_tiles)
+    return create_mapping_graph(tensors, reduce, use_io_tiles)

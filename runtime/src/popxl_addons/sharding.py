@@ -28,7 +28,7 @@ def sharded_spec(shape: Iterable[int], dtype: dtype, shards: int) -> TensorSpec:
     return TensorSpec((shard_elements(shape, shards),), dtype, MetaShape(shape, shards))
 
 
-def shards_of(spec: TensorSpec, group_size: int) -> int:
+def num_shards_of_spec(spec: TensorSpec, group_size: int) -> int:
     """Number of shards of the tensor that a shard spec belongs to: a divisor of `group_size`.
 
     Raises:

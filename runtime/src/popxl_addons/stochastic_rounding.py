@@ -45,7 +45,7 @@ def seed_stochastic_rounding(session: popxl.Session, seed: int) -> None:
 
 
 @jax_op(name="round_by_hash", no_grad="stored gradients are not differentiated")
-def _by_hash(t: Any, *, dtype: str) -> Any:
+def _lower_round_by_hash(t: Any, *, dtype: str) -> Any:
     xp = t.__array_namespace__()
     x = t.view(xp.uint32)
     x = (x ^ (x >> 16)) * xp.uint32(0x85EBCA6B)  # MurmurHash3's last steps: a permutation in
@@ -62,4 +62,4 @@ def round_by_hash(t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
     if t.dtype == dtype:
         return t
     low = ops.cast(t, dtype)  # sharded as `t` is
-    return ops.var_updates.copy_var_update_(low, _by_hash(t, dtype=dtype.name))
+    return ops.var_updates.copy_var_update_(low, _lower_round_by_hash(t, dtype=dtype.name))

@@ -130,11 +130,11 @@ class TaskSession(Session):
             ValueError: a variable cannot hold the numbers of the other, or has another shape.
         """
         data, current = (s.get_named_tensors_data().to_dict() for s in (src, self))
-        _report(current, data, report_missing, "the source session")
+        _report_missing_names(current, data, report_missing, "the source session")
         arrays = {name: data[name] for name in current if name in data}
-        self._write_named(arrays, current, "the source session")
+        self._write_arrays_by_name(arrays, current, "the source session")
 
-    def _write_named(
+    def _write_arrays_by_name(
         self, arrays: Mapping[str, np.ndarray], current: Mapping[str, np.ndarray], source: str
     ) -> None:
         """Write arrays to variables by name; check all before writing any."""
@@ -194,9 +194,9 @@ class TaskSession(Session):
         if self._dataloader is not None:
             self._dataloader.save(str(target / _DATALOADER))
         info.rename(target / _STATE_FILE)
-        self._remove_old(target)
+        self._remove_old_checkpoints(target)
 
-    def _remove_old(self, newest: Path) -> None:
+    def _remove_old_checkpoints(self, newest: Path) -> None:
         self._saved_checkpoints = [p for p in self._saved_checkpoints if p != newest] + [newest]
         while len(self._saved_checkpoints) > max(self.max_checkpoints, 1):
             shutil.rmtree(self._saved_checkpoints.pop(0), ignore_errors=True)
@@ -223,14 +223,16 @@ class TaskSession(Session):
         folder = Path(checkpoint_dir)
         info = _read_info(folder)
         current = self.get_named_tensors_data().to_dict()
-        saved = _saved_entries(folder / _MODEL, current)
-        _report(current, saved, report_missing, str(folder))
-        _report(self.session_state, info, report_missing, str(folder), "entries of session state")
+        saved = _saved_index_entries(folder / _MODEL, current)
+        _report_missing_names(current, saved, report_missing, str(folder))
+        _report_missing_names(
+            self.session_state, info, report_missing, str(folder), "entries of session state"
+        )
         expected_names = [n for n in current if n in saved]
         if skip_memmap:
             expected_names = [n for n in expected_names if not isinstance(current[n], np.memmap)]
         arrays = {n: _load_array(folder / _MODEL, n, saved[n], current[n]) for n in expected_names}
-        self._write_named(arrays, current, str(folder))
+        self._write_arrays_by_name(arrays, current, str(folder))
         self.session_state = info
         if self._dataloader is not None:
             self._resume_dataloader(folder / _DATALOADER, report_missing)
@@ -299,7 +301,9 @@ def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
     return True
 
 
-def _saved_entries(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, StoredArray | None]:
+def _saved_index_entries(
+    model: Path, current: Mapping[str, np.ndarray]
+) -> dict[str, StoredArray | None]:
     """Read a checkpoint's index entry of each variable; None for files that no index lists."""
     index = {n: entry for n, entry in read_index(model).items() if (model / entry.file).exists()}
     maps = {n for n, array in current.items() if isinstance(array, np.memmap)}
@@ -325,7 +329,7 @@ def _load_array(
     )
 
 
-def _report(
+def _report_missing_names(
     expected_names: Iterable[str],
     saved: Iterable[str],
     method: ReportMissingMethods,

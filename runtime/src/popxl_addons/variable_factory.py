@@ -160,7 +160,7 @@ class VariableFactory:
             memmap_dir: keep the host data in a file of this folder, see `next_memmap`.
         """
         name = name or self.name
-        data = self._data(name, empty, memmap_dir, read_only_if_exists)
+        data = self._initial_data(name, empty, memmap_dir, read_only_if_exists)
         return popxl.variable(data, self.dtype, name, replica_grouping=self.replica_grouping)
 
     def create_remote_tensor(
@@ -177,13 +177,13 @@ class VariableFactory:
         Arguments as for `create_tensor`.
         """
         name = name or self.name
-        data = self._data(name, empty, memmap_dir, read_only_if_exists)
+        data = self._initial_data(name, empty, memmap_dir, read_only_if_exists)
         sharded = popxl.remote_replica_sharded_variable
         create = sharded if buffer.meta_shape else popxl.remote_variable
         return create(data, buffer, entry, self.dtype, name, replica_grouping=self.replica_grouping)
 
     # ---- data -----------------------------------------------------------------------------------
-    def _data(
+    def _initial_data(
         self, name: str | None, empty: bool, memmap_dir: str | None, read_only_if_exists: bool
     ) -> np.ndarray:
         if memmap_dir is None:
@@ -281,7 +281,9 @@ class NamedVariableFactories(DotTree[VariableFactory]):
             {n: f for n, f in self.to_dict().items() if f.is_input}
         )
 
-    def _create(self, create: Callable[[str, VariableFactory], popxl.Tensor]) -> NamedTensors:
+    def _create_tensors(
+        self, create: Callable[[str, VariableFactory], popxl.Tensor]
+    ) -> NamedTensors:
         """Create variables in sorted order of their names.
 
         A seeded generator thus gives each the same data whatever the order of this tree.
@@ -301,7 +303,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         The tree is in the order of sorted dotted names. Arguments as for
         `VariableFactory.create_tensor`.
         """
-        return self._create(
+        return self._create_tensors(
             lambda name, f: f.create_tensor(
                 _join_name(prefix, name), empty, memmap_dir, read_only_if_exists
             )
@@ -321,7 +323,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         Arguments as for `VariableFactory.create_remote_tensor`.
         """
         by_name = buffers.to_dict()
-        return self._create(
+        return self._create_tensors(
             lambda name, f: f.create_remote_tensor(
                 by_name[name],
                 entry,
@@ -341,7 +343,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         return self._init_ops("undef")
 
     def _init_ops(self, kind: Any) -> NamedTensors:
-        return self._create(
+        return self._create_tensors(
             lambda name, f: ops.init(f.shape, f.dtype, name, kind, f.meta_shape or None)
         )
 

@@ -211,7 +211,7 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
                 get_family(given),
             )
             program = build(given, family.build_phases, weight_map=family.weight_map(given))
-            plan = popxl.plan.trace(program.ir, "gpu").plan()
+            plan = popxl.plan.trace_program(program.ir, "gpu").plan()
             needed[groups, trains] = plan.device
             flops |= {plan.flops} if trains else set()
     gone = at_once * (1 - 1 / 4)

@@ -141,7 +141,7 @@ def test_the_gradient_of_a_large_table_takes_memory_for_its_rows_alone() -> None
         dy = popxl.constant(np.ones((20, 64)), popxl.bfloat16)
         (gradient,) = ops.call(grad, dy, tokens)
         ops.var_updates.accumulate_(total, gradient)
-    costs = popxl.plan.trace(ir, "gpu 9.0").segment_costs
+    costs = popxl.plan.trace_program(ir, "gpu 9.0").segment_costs
     assert sum(work.temporaries for work in costs.values()) < 2**17
 
 

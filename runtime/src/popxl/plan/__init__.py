@@ -7,7 +7,7 @@
     plan.device, plan.host, plan.flops  # of one run
     plan.parts                          # by label
 
-    traced = popxl.plan.trace(ir, "gpu")
+    traced = popxl.plan.trace_program(ir, "gpu")
     traced.timeline(rates)      # a run on a simulated device: exposed transfers and idle time
 
 A plan walks the schedule that a session would run, with sizes in place of arrays (`cost_walk`). The
@@ -20,16 +20,16 @@ from popxl._storage.disk_queue import DISK_WINDOW as DISK_WINDOW
 from popxl._storage.replica_arrays import variable_shards as variable_shards
 from popxl.context import part as part
 from popxl.plan.placement import MARGIN as MARGIN
-from popxl.plan.placement import AllHostRun as AllHostRun
 from popxl.plan.placement import PlacedKind as PlacedKind
 from popxl.plan.placement import Placement as Placement
-from popxl.plan.placement import place as place
+from popxl.plan.placement import SimulatedHostOnlyRun as SimulatedHostOnlyRun
+from popxl.plan.placement import place_entries as place_entries
 from popxl.plan.plan import TracedProgram as TracedProgram
 from popxl.plan.plan import memory_use as memory_use
 from popxl.plan.plan import plan_of as plan_of
 from popxl.plan.plan import plan_of_program as plan_of_program
 from popxl.plan.plan import storage_of as storage_of
-from popxl.plan.plan import trace as trace
+from popxl.plan.plan import trace_program as trace_program
 from popxl.plan.rates import Rates as Rates
 from popxl.plan.records import Collective as Collective
 from popxl.plan.records import Kernel as Kernel

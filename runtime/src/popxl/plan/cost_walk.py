@@ -50,13 +50,13 @@ class RegionSums:
     ops: Counter[str] = field(default_factory=Counter)
     device_bytes: int | None = None
 
-    def record_live(self, live: int) -> None:
-        self.device_bytes = max(self.device_bytes or 0, live)
+    def record_live_bytes(self, nbytes: int) -> None:
+        self.device_bytes = max(self.device_bytes or 0, nbytes)
 
     def add(self, other: RegionSums, times: int, outside_bytes: int) -> None:
         """Adds `times` the sums of a called routine; `outside_bytes`: bytes alive in the caller."""
         if other.device_bytes is not None:
-            self.record_live(outside_bytes + other.device_bytes)
+            self.record_live_bytes(outside_bytes + other.device_bytes)
         if times:
             self.cost.add(other.cost, times)
             for direction, nbytes in other.bytes_moved.items():
@@ -86,7 +86,7 @@ class CostWalk:
     ) -> None:
         self._works, self._temporaries = segment_costs, temporaries
         self._visits: dict[tuple[Routine, str], RoutineCost] = {}
-        self._transfer_places: TransferPlaces | None = (
+        self._transfer_places: TransferCounts | None = (
             None  # of the entries that steps load and store
         )
 
@@ -97,12 +97,16 @@ class CostWalk:
             caller_owned = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed_inputs}
             if routine is main:
                 caller_owned = {*main.inputs, *main.outputs}
-            self._visits[routine, part] = routine_cost = self._routine(routine, part, caller_owned)
+            self._visits[routine, part] = routine_cost = self._walk_routine(
+                routine, part, caller_owned
+            )
         self._sums = routine_cost.sums
         return routine_cost.peak
 
     # ---- memory ---------------------------------------------------------------------------------
-    def _routine(self, routine: Routine, part: str, caller_owned: set[Register]) -> RoutineCost:
+    def _walk_routine(
+        self, routine: Routine, part: str, caller_owned: set[Register]
+    ) -> RoutineCost:
         """Walks a routine; bytes of `caller_owned` registers count for the caller."""
         sums: dict[str, RegionSums] = defaultdict(RegionSums)
         owned = [s for s in routine.inputs if s in routine.specs]
@@ -114,7 +118,7 @@ class CostWalk:
             now = total + self._step_bytes(step, label, total, live, new, sums)
             peak = max(peak, now)
             if self._works:
-                sums[label].record_live(now)
+                sums[label].record_live_bytes(now)
             live.update(new)
             total += sum(new.values())
             donated = step.body.donated if isinstance(step, Loop) else ()
@@ -182,20 +186,20 @@ class CostWalk:
         if not self._works:
             return
         sums.ops[_HOST_OPS[type(step)]] += 1
-        resident, on_disk = self._fractions(step)
+        resident, on_disk = self._location_fractions(step)
         to, disk = _WAYS[type(step)]
         sums.bytes_moved[to] += step.nbytes * (1 - resident)
         sums.bytes_moved[disk] += step.nbytes * on_disk
 
-    def _fractions(self, step: Load | Store) -> tuple[float, float]:
+    def _location_fractions(self, step: Load | Store) -> tuple[float, float]:
         """Returns the fractions of a step's entries that are on the device and on disk."""
         buffer = step.buffer
         resident, on_disk = len(buffer.resident_entries), len(buffer.on_disk_entries)
         if buffer.entries in (resident, on_disk) or not (resident or on_disk):
             return float(resident > 0), float(on_disk > 0)
         if self._transfer_places is None:
-            self._transfer_places = TransferPlaces.from_schedule(self._schedule)
-        return self._transfer_places.fractions(step)
+            self._transfer_places = TransferCounts.from_schedule(self._schedule)
+        return self._transfer_places.location_fractions(step)
 
     def parts(self) -> tuple[RegionCost, ...]:
         """Returns the cost of each labelled region."""
@@ -222,7 +226,7 @@ class CostWalk:
 
 
 @dataclass
-class TransferPlaces:
+class TransferCounts:
     """Execution counts of each transfer: all, those of device entries, those of disk entries."""
 
     all: Counter[Load | Store] = field(default_factory=Counter)
@@ -230,9 +234,9 @@ class TransferPlaces:
     on_disk: Counter[Load | Store] = field(default_factory=Counter)
 
     @classmethod
-    def from_schedule(cls, schedule: Schedule) -> TransferPlaces:
+    def from_schedule(cls, schedule: Schedule) -> TransferCounts:
         """Counts the transfers of a run."""
-        short, long, times = measure_extrapolated(schedule, cls._count, 1, 1)
+        short, long, times = measure_extrapolated(schedule, cls._count_transfers, 1, 1)
         for name, counts in vars(long).items():
             short_counts = vars(short)[name]
             for step in counts:
@@ -240,7 +244,7 @@ class TransferPlaces:
         return long
 
     @classmethod
-    def _count(cls, schedule: Schedule) -> TransferPlaces:
+    def _count_transfers(cls, schedule: Schedule) -> TransferCounts:
         counts_by_step = cls()
         resident_entries = cache(lambda buffer: buffer.resident_entries)
         on_disk_entries = cache(lambda buffer: frozenset(buffer.on_disk_entries))
@@ -253,7 +257,7 @@ class TransferPlaces:
             counts_by_step.on_disk[step] += entry in on_disk_entries(step.buffer)
         return counts_by_step
 
-    def fractions(self, step: Load | Store) -> tuple[float, float]:
+    def location_fractions(self, step: Load | Store) -> tuple[float, float]:
         """Returns the fractions of a step's executions with entries on the device and on disk."""
         count = self.all[step] or 1
         return self.resident[step] / count, self.on_disk[step] / count

@@ -38,9 +38,9 @@ class DeviceAllocator:
             self.extent = max(self.extent, self._top)
         else:
             block, address = self._by_size[index]
-            self._remove(address)
+            self._remove_free_block(address)
             if block >= 2 * size or block - size >= _LEFT_OVER:
-                self._add(address + size, block - size)
+                self._add_free_block(address + size, block - size)
                 block = size
         self._allocated[address] = block
         return address
@@ -49,21 +49,21 @@ class DeviceAllocator:
         """Frees the array at an address."""
         size = self._allocated.pop(address)
         if address + size in self._free:
-            size += self._remove(address + size)
+            size += self._remove_free_block(address + size)
         if address in self._ends:
             before = self._ends[address]
-            size += self._remove(before)
+            size += self._remove_free_block(before)
             address = before
         if address + size == self._top:
             self._top = address
         else:
-            self._add(address, size)
+            self._add_free_block(address, size)
 
-    def _add(self, address: int, nbytes: int) -> None:
+    def _add_free_block(self, address: int, nbytes: int) -> None:
         self._free[address], self._ends[address + nbytes] = nbytes, address
         insort(self._by_size, (nbytes, address))
 
-    def _remove(self, address: int) -> int:
+    def _remove_free_block(self, address: int) -> int:
         """Removes a free block; returns its bytes."""
         size = self._free.pop(address)
         del self._ends[address + size]

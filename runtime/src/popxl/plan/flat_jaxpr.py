@@ -140,11 +140,11 @@ def _inline_jaxpr(
     """
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
 
-    def read(variables: list[Any]) -> list[Any]:
+    def read_atoms(variables: list[Any]) -> list[Any]:
         return [v if isinstance(v, Literal) else env[v] for v in variables]
 
     for eqn in jaxpr.eqns:
-        label, name, atoms = _region_of(eqn) or part, eqn.primitive.name, read(eqn.invars)
+        label, name, atoms = _region_label(eqn) or part, eqn.primitive.name, read_atoms(eqn.invars)
         called = eqn.params.get("name")
         if name in _INLINED and called not in KERNELS:
             inner = _called_jaxpr(eqn.params, "jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -159,14 +159,14 @@ def _inline_jaxpr(
                 called if called in KERNELS else name, atoms, results, eqn.params, label
             )
             node.branches = [
-                flatten_jaxpr(_open_jaxpr(b), label) for b in eqn.params.get("branches", ())
+                flatten_jaxpr(_without_constants(b), label) for b in eqn.params.get("branches", ())
             ]
             if name in ("scan", "while"):
                 body = flatten_jaxpr(_called_jaxpr(eqn.params, "jaxpr", "body_jaxpr"), label)
                 node.bodies = [(body, eqn.params.get("length", 1))]
             nodes.append(node)
         env.update(zip(eqn.outvars, results, strict=True))
-    return read(jaxpr.outvars)
+    return read_atoms(jaxpr.outvars)
 
 
 def _sum_without_zeros(atoms: list[Any], total: Any) -> Any:
@@ -184,14 +184,14 @@ def _is_zero(atom: Any) -> bool:
 
 def _called_jaxpr(params: dict[str, Any], *names: str) -> Any:
     """Returns the jaxpr that a primitive calls, from the first parameter in `names` that it has."""
-    return next(_open_jaxpr(params[name]) for name in names if name in params)
+    return next(_without_constants(params[name]) for name in names if name in params)
 
 
-def _open_jaxpr(function: Any) -> Any:
+def _without_constants(function: Any) -> Any:
     return getattr(function, "jaxpr", function)
 
 
-def _region_of(eqn: Any) -> str:
+def _region_label(eqn: Any) -> str:
     """Returns the label of the innermost region (`popxl.plan.part`) of an equation."""
     scopes = str(eqn.source_info.name_stack).split(f"{PART_SCOPE}<")
     return scopes[-1].partition(">")[0] if len(scopes) > 1 else ""

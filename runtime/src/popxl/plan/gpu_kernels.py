@@ -12,7 +12,7 @@ from typing import Any
 from popxl.ops._cudnn_attention import BACKWARD, FORWARD
 from popxl.ops._kernel_registry import KERNELS
 from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, PrimitiveValue
-from popxl.plan.primitives import attention_of, nbytes
+from popxl.plan.primitives import attention_head_and_pass, nbytes
 from popxl.plan.records import Kernel
 
 _HEADS_AFTER_TOKENS = (0, 2, 1, 3)
@@ -43,7 +43,7 @@ class GpuKernels:
         into_float32 = node.name == "add" and node.outputs[0].aval.dtype == "float32"
         return node if into_float32 and not self._inputs.isdisjoint(node.inputs) else None
 
-    def is_free(self, node: PrimitiveNode) -> bool:
+    def is_free_transpose(self, node: PrimitiveNode) -> bool:
         """True if a transpose costs nothing, since an adjacent kernel handles that layout."""
         if node.name != "transpose" or not node.inputs or node.outputs[0] in self._results:
             return False
@@ -54,17 +54,17 @@ class GpuKernels:
             _is_attention(self._makers.get(node.inputs[0])) or all(map(_is_attention, users))
         )
 
-    def extra_kernels(self, node: PrimitiveNode) -> list[Kernel]:
+    def kernels_launched_with_attention(self, node: PrimitiveNode) -> list[Kernel]:
         """Returns the extra kernels that XLA launches beside a fused-attention kernel.
 
         These are copies of inputs and results in another layout; and before its gradient the
         forward pass again, since its statistics are not saved.
         """
-        size, backward = attention_of(node)
+        size, backward = attention_head_and_pass(node)
         if not size:
             return []
         heads = node.inputs[:4] if backward else node.inputs[:3]
-        inputs = [v for v in heads if not self._is_swapped(v)]
+        inputs = [v for v in heads if not self._is_transposed(v)]
         results = [v for v in node.outputs if v in self._results]
         copies = [Kernel(2 * nbytes(v.aval)) for v in (*inputs, *results)]
         if not backward or self._has_forward_pass(heads[1:]):
@@ -77,13 +77,13 @@ class GpuKernels:
         users = self._users[heads[0]]
         return any(_is_attention(n) and n.inputs[:3] == heads for n in users)
 
-    def _is_swapped(self, value: Any) -> bool:
+    def _is_transposed(self, value: Any) -> bool:
         maker = self._makers.get(value)
         return maker is not None and maker.name == "transpose" and _swaps_heads(maker)
 
 
 def _is_attention(node: PrimitiveNode | None) -> bool:
-    return node is not None and attention_of(node)[0] > 0
+    return node is not None and attention_head_and_pass(node)[0] > 0
 
 
 def _swaps_matrices(node: PrimitiveNode) -> bool:

@@ -26,27 +26,29 @@ T = TypeVar("T")
 
 
 def measure_extrapolated(
-    schedule: Schedule, measure: Callable[[Schedule], T], first: int, period: int
+    schedule: Schedule, measure: Callable[[Schedule], T], first_count: int, period: int
 ) -> tuple[T, T, float]:
     """Measures a schedule at two small iteration counts of its longest steady-state loop.
 
     Steady state: equal iterations. Without such a loop, the full schedule is measured.
 
     Args:
-        first: iterations until the loop is in a steady state.
+        first_count: iterations until the loop is in a steady state.
         period: iterations after which its state repeats.
 
     Returns:
-        The measurements with `first` and with `first + period` iterations, and the number of times
-        that their difference has to be added.
+        The measurements with `first_count` and with `first_count + period` iterations, and the
+        number of times that their difference has to be added.
     """
     loops = [step for step in schedule.main.steps if isinstance(step, Loop) and step.count > _LONG]
     loop = max(filter(_is_steady, loops), key=lambda loop: loop.count, default=None)
     if loop is None:
         full = measure(schedule)
         return full, full, 0.0
-    truncate_call, long = (measure(_with_count(schedule, loop, n)) for n in (first, first + period))
-    return truncate_call, long, (loop.count - first - period) / period
+    truncate_call, long = (
+        measure(_with_loop_count(schedule, loop, n)) for n in (first_count, first_count + period)
+    )
+    return truncate_call, long, (loop.count - first_count - period) / period
 
 
 def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
@@ -56,7 +58,7 @@ def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
     def truncate_call(call_args: CallArgs) -> CallArgs:
         return replace(call_args, routine=truncated[call_args.routine])
 
-    def step_of(step: Step) -> Step:
+    def truncate_step(step: Step) -> Step:
         match step:
             case Loop():
                 return replace(
@@ -67,11 +69,11 @@ def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
         return step
 
     for routine in schedule.routines:  # those first that others call
-        truncated[routine] = replace(routine, steps=[step_of(step) for step in routine.steps])
+        truncated[routine] = replace(routine, steps=[truncate_step(step) for step in routine.steps])
     return replace(schedule, main=truncated[schedule.main], routines=list(truncated.values()))
 
 
-def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
+def _with_loop_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
     """Returns the schedule with `count` iterations of one loop of its main routine."""
     main = schedule.main
     steps = [replace(step, count=count) if step is loop else step for step in main.steps]

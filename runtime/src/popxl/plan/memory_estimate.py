@@ -45,16 +45,16 @@ class LivenessModel:
         written = set()  # values that the program materializes
         for node in flat.nodes:
             if (source := self._alias_source(node)) is not None:
-                self._names[node.outputs[0]] = self.owner(source)
+                self._names[node.outputs[0]] = self.memory_owner(source)
             if node.name in MATERIALISED:
-                written.add(self.owner(node.inputs[0]))
-        outputs = [self.owner(v) for v in flat.outputs]
+                written.add(self.memory_owner(node.inputs[0]))
+        outputs = [self.memory_owner(v) for v in flat.outputs]
         self._outside = {*flat.inputs, *outputs}
         self.stored = self._outside | written
         for node in flat.nodes:
             if self._is_kernel(node):
                 outputs = [] if self.fused_add(node) else node.outputs
-                self.stored.update(self.owner(v) for v in (*node.inputs, *outputs))
+                self.stored.update(self.memory_owner(v) for v in (*node.inputs, *outputs))
             elif lowering_of(node.name) == "reduction":
                 self.stored.update(node.outputs)
 
@@ -64,16 +64,16 @@ class LivenessModel:
         That is its input in another shape or layout, or the float8 value that it scales back, which
         FP8 products read (`popxl.ops.fp8`).
         """
-        if lowering_of(node.name) == "free" or (self._gpu and self._gpu.is_free(node)):
+        if lowering_of(node.name) == "free" or (self._gpu and self._gpu.is_free_transpose(node)):
             return next(iter(node.inputs), None)
         if self.scatters_in_place(node):
             return node.atoms[0]
         if node.name not in ("convert_element_type", "mul"):
             return None
         large = [v for v in node.inputs if v.aval.shape]
-        return large[0] if len(large) == 1 and is_float8(self.owner(large[0])) else None
+        return large[0] if len(large) == 1 and is_float8(self.memory_owner(large[0])) else None
 
-    def owner(self, value: Any) -> Any:
+    def memory_owner(self, value: Any) -> Any:
         """Returns the value whose memory `value` aliases; `value` itself if it aliases none."""
         return self._names.get(value, value)
 
@@ -81,10 +81,10 @@ class LivenessModel:
         """True if a node scatters into an array that nothing else uses."""
         if node.name not in SCATTERS or not isinstance(node.atoms[0], PrimitiveValue):
             return False
-        return self._uses[node.atoms[0]] == 1 and self.owner(node.atoms[0]) not in self._kept
+        return self._uses[node.atoms[0]] == 1 and self.memory_owner(node.atoms[0]) not in self._kept
 
     @cached_property
-    def reads(self) -> list[dict[Any, int]]:
+    def bytes_read_by_node(self) -> list[dict[Any, int]]:
         """Returns, for each node, the values it reads from memory and the bytes read of each.
 
         A fused value reads its operands where it is used, so nodes without a value in memory read
@@ -95,7 +95,7 @@ class LivenessModel:
         for node in self._flat.nodes:
             read: dict[Any, int] = {}
             picked = math.prod(node.outputs[0].aval.shape) if node.name in PICKS else None
-            for v in map(self.owner, node.inputs):
+            for v in map(self.memory_owner, node.inputs):
                 parts = {v: nbytes(v.aval)} if v in self.stored else through.get(v, {})
                 for part, count in parts.items():
                     if picked is not None:
@@ -108,14 +108,14 @@ class LivenessModel:
             reads.append(read)
         return reads
 
-    def peak(self) -> int:
+    def peak_bytes(self) -> int:
         """Returns the peak bytes of live temporaries."""
-        last = {v: i for i, read in enumerate(self.reads) for v in read}
+        last = {v: i for i, read in enumerate(self.bytes_read_by_node) for v in read}
         live = peak = 0
         sizes: dict[Any, int] = {}
         for i, node in enumerate(self._flat.nodes):
             new = [v for v in node.outputs if v in self.stored and v not in self._outside]
-            dying = [v for v in self.reads[i] if last[v] == i]
+            dying = [v for v in self.bytes_read_by_node[i] if last[v] == i]
             sizes.update((v, nbytes(v.aval)) for v in new)
             live += sum(sizes[v] for v in new)
             for v in new:
@@ -124,9 +124,9 @@ class LivenessModel:
             workspace = workspace_bytes(node.name, [v.aval.shape for v in node.atoms])
             peak = max(
                 peak,
-                live - reused + self.extra_bytes(node) + workspace + self._peak_of_bodies(node),
+                live - reused + self.workspace_bytes(node) + workspace + self._peak_of_bodies(node),
             )
-            for v in {*self.reads[i], *node.outputs}:
+            for v in {*self.bytes_read_by_node[i], *node.outputs}:
                 if last.get(v) == i:
                     live -= sizes.pop(v, 0)
         return peak
@@ -151,7 +151,7 @@ class LivenessModel:
                 reused += size
         return reused
 
-    def extra_bytes(self, node: PrimitiveNode) -> int:
+    def workspace_bytes(self, node: PrimitiveNode) -> int:
         """Returns the bytes that a kernel writes and reads besides its operands and results."""
         if node.name == RANDOM_BITS and self._is_kernel(node):
             return nbytes(node.outputs[-1].aval)  # drawn as two halves, then joined
@@ -165,11 +165,11 @@ class LivenessModel:
         """True if a node is an addition that is fused into a matmul."""
         return self._gpu is not None and node in self._gpu.fused_add_nodes
 
-    def extra_kernels(self, node: PrimitiveNode) -> list[Kernel]:
+    def kernels_launched_with(self, node: PrimitiveNode) -> list[Kernel]:
         """Returns the kernels that run for a node besides its main kernel."""
-        return self._gpu.extra_kernels(node) if self._gpu else []
+        return self._gpu.kernels_launched_with_attention(node) if self._gpu else []
 
     def _peak_of_bodies(self, node: PrimitiveNode) -> int:
         """Returns the largest peak of the functions (loop bodies, branches) that a node runs."""
         bodies = [*(body for body, _ in node.bodies), *node.branches]
-        return max((LivenessModel(body, self._platform).peak() for body in bodies), default=0)
+        return max((LivenessModel(body, self._platform).peak_bytes() for body in bodies), default=0)

@@ -1,7 +1,7 @@
 """Placement search: which remote-buffer entries spare device memory holds.
 
 Entries of one kind that the same parts of the program move are a group. Step by step, the group
-that saves most time per byte (`popxl.plan.bulk_estimate`) gets more entries on the device, until no
+that saves most time per byte (`popxl.plan.time_estimate`) gets more entries on the device, until no
 memory is left. They are spread evenly over the layers of their group, so that each layer's compute
 hides transfers. Results are bit for bit the same.
 """
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from popxl._schedule.schedule import Routine, Transfer
 from popxl._schedule.schedule_walk import routines_by_part
-from popxl.plan.bulk_estimate import BulkEstimate, Entry
 from popxl.plan.rates import Rates
+from popxl.plan.time_estimate import Entry, StagedTimeEstimate
 from popxl.plan.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Placement:
     """
 
     kinds: Sequence[PlacedKind]
-    all_host: AllHostRun
+    all_host: SimulatedHostOnlyRun
     timeline: Timeline
     free_bytes: int
     resident: Mapping[RemoteBuffer, Set[int]]
@@ -97,7 +97,7 @@ class Placement:
         return sum(kind.nbytes for kind in self.kinds)
 
 
-class AllHostRun:
+class SimulatedHostOnlyRun:
     """A run with all entries in host memory, simulated on first use.
 
     Args:
@@ -105,25 +105,29 @@ class AllHostRun:
     """
 
     def __init__(self, traced: TracedProgram, rates: Rates, window: int | None = None) -> None:
-        self._traced, self._rates, self._window = traced, rates, window or traced.window
+        self._traced, self._rates, self._window = (
+            traced,
+            rates,
+            window or traced.default_prefetch_window,
+        )
         self._on_disk = {buffer: buffer.on_disk for buffer in traced.ir.remote_buffers}
 
     @cached_property
     def timeline(self) -> Timeline:
         """The simulated run."""
-        with self._none_resident():
+        with self._all_entries_on_host():
             return self._traced.timeline(self._rates, self._window)
 
     @cached_property
     def short_timeline(self) -> Timeline:
         """Simulated run with few iterations per loop if it is long; peak memory is about equal."""
-        if self._traced.runs <= _LONG:
+        if self._traced.num_segment_runs <= _LONG:
             return self.timeline
-        with self._none_resident():
+        with self._all_entries_on_host():
             return self._traced.truncate_loops(_ITERATIONS).timeline(self._rates, self._window)
 
     @contextmanager
-    def _none_resident(self) -> Iterator[None]:
+    def _all_entries_on_host(self) -> Iterator[None]:
         """Context in which no entry is placed on the device."""
         current = {buffer: (buffer.resident_entries, buffer.on_disk) for buffer in self._on_disk}
         for buffer, on_disk in self._on_disk.items():
@@ -135,18 +139,18 @@ class AllHostRun:
                 buffer.resident, buffer.on_disk = resident, on_disk
 
 
-def place(
+def place_entries(
     traced: TracedProgram,
     rates: Rates,
-    device: int,
+    device_bytes: int,
     other_bytes: int | None = None,
-    all_host: AllHostRun | None = None,
+    all_host: SimulatedHostOnlyRun | None = None,
     window: int | None = None,
 ) -> Placement:
     """Chooses which remote-buffer entries stay on the device, and applies that to the program.
 
     Args:
-        device: bytes of device memory for the program.
+        device_bytes: bytes of device memory for the program.
         other_bytes: bytes of device memory besides these entries; default: those of a run with all
             entries in host memory.
         all_host: the run with all entries in host memory, if it exists.
@@ -154,19 +158,21 @@ def place(
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
-    all_host = all_host or AllHostRun(traced, rates, window)
+    all_host = all_host or SimulatedHostOnlyRun(traced, rates, window)
     other_bytes = all_host.short_timeline.extent if other_bytes is None else other_bytes
-    free_bytes = int(device * (1 - MARGIN)) - other_bytes - traced.storage().on_device
-    window = window or traced.window
-    bulk_estimate = traced.bulk_estimate(rates, window)
-    groups = list(_group_entries(traced, bulk_estimate))
+    free_bytes = (
+        int(device_bytes * (1 - MARGIN)) - other_bytes - traced.permanent_storage().on_device
+    )
+    window = window or traced.default_prefetch_window
+    time_estimate = traced.staged_time_estimate(rates, window)
+    groups = list(_group_entries(traced, time_estimate))
     saves: dict[str, float] = {}
     if sum(group.nbytes for group in groups) <= free_bytes:
         for group in groups:
             group.place_all()
     else:
-        saves = _savings_by_kind(groups, bulk_estimate)
-        _place_greedily(groups, bulk_estimate, free_bytes)
+        saves = _savings_by_kind(groups, time_estimate)
+        _place_greedily(groups, time_estimate, free_bytes)
     resident = _resident_indices(groups)
     _apply_placement(traced, resident, window)
     return Placement(
@@ -182,13 +188,15 @@ class EntryGroup:
         nbytes: bytes of all entries.
     """
 
-    def __init__(self, label: str, entries: Iterable[Entry], bulk_estimate: BulkEstimate) -> None:
+    def __init__(
+        self, label: str, entries: Iterable[Entry], time_estimate: StagedTimeEstimate
+    ) -> None:
         by_row: dict[int, list[Entry]] = defaultdict(list)
         for entry in entries:
             by_row[entry[1]].append(entry)
         self.label, self.num_placed = label, 0
         self._rows = [by_row[i] for i in sorted(by_row, key=lambda i: i * _GOLDEN % 1)]
-        self._sizes = [sum(bulk_estimate.transfers[e].nbytes for e in row) for row in self._rows]
+        self._sizes = [sum(time_estimate.transfers[e].nbytes for e in row) for row in self._rows]
         self.nbytes = sum(self._sizes)
 
     @property
@@ -221,16 +229,18 @@ class EntryGroup:
         self.num_placed = len(self._rows)
 
 
-def _group_entries(traced: TracedProgram, bulk_estimate: BulkEstimate) -> Iterator[EntryGroup]:
+def _group_entries(
+    traced: TracedProgram, time_estimate: StagedTimeEstimate
+) -> Iterator[EntryGroup]:
     """Groups the transferred entries by kind of buffer and by the regions that use it.
 
     Entries that many layers read are separate groups, and so are small ones, whose time is mostly
     latency.
     """
-    parts = _regions_by_buffer(traced.schedule.main)
+    parts = _regions_transferring_each_buffer(traced.schedule.main)
     grouped: dict[tuple[str, bool, frozenset[str]], list[Entry]] = defaultdict(list)
     on_disk_entries = cache(lambda buffer: frozenset(buffer.on_disk_entries))
-    for (buffer, index), transfers in bulk_estimate.transfers.items():
+    for (buffer, index), transfers in time_estimate.transfers.items():
         if index in on_disk_entries(buffer):
             continue
         label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
@@ -238,31 +248,33 @@ def _group_entries(traced: TracedProgram, bulk_estimate: BulkEstimate) -> Iterat
         label += " that many layers read" if often else ""
         is_small = transfers.nbytes < _SMALL
         grouped[label, is_small, frozenset(parts[buffer])].append((buffer, index))
-    return (EntryGroup(label, entries, bulk_estimate) for (label, *_), entries in grouped.items())
+    return (EntryGroup(label, entries, time_estimate) for (label, *_), entries in grouped.items())
 
 
-def _regions_by_buffer(main: Routine) -> dict[RemoteBuffer, set[str]]:
+def _regions_transferring_each_buffer(main_routine: Routine) -> dict[RemoteBuffer, set[str]]:
     """Returns, for each buffer, the labelled regions that transfer its entries."""
     parts: dict[RemoteBuffer, set[str]] = defaultdict(set)
-    for routine, part in routines_by_part(main):
+    for routine, part in routines_by_part(main_routine):
         for step in routine.steps:
             if isinstance(step, Transfer):
                 parts[step.buffer].add(step.part or part)
     return parts
 
 
-def _savings_by_kind(groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate) -> dict[str, float]:
+def _savings_by_kind(
+    groups: Sequence[EntryGroup], time_estimate: StagedTimeEstimate
+) -> dict[str, float]:
     """Returns the estimated seconds that each kind of entries alone would save on the device."""
-    before, savings = bulk_estimate.seconds(), {}
+    before, savings = time_estimate.run_seconds(), {}
     for label in {group.label: None for group in groups}:
         entries = [e for group in groups if group.label == label for e in group.entries()]
-        with bulk_estimate.with_on_device(entries):
-            savings[label] = before - bulk_estimate.seconds()
+        with time_estimate.entries_on_device(entries):
+            savings[label] = before - time_estimate.run_seconds()
     return savings
 
 
 def _place_greedily(
-    groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate, free_bytes: int
+    groups: Sequence[EntryGroup], time_estimate: StagedTimeEstimate, free_bytes: int
 ) -> None:
     """Places the entries that save most time per byte until the free memory is used.
 
@@ -270,7 +282,7 @@ def _place_greedily(
     only for the best group (Minoux, "Accelerated greedy algorithms", 1978).
     """
     step_bytes, remaining = int(free_bytes * _STEP), free_bytes
-    num_choices, current_cost = 0, _estimated_cost(bulk_estimate)
+    num_choices, current_cost = 0, _estimated_cost(time_estimate)
     all_groups = [(-math.inf, -1, i) for i in range(len(groups))]
     queue = [*all_groups]  # cost of a byte, as of which choice, and the group
     while queue:
@@ -280,18 +292,18 @@ def _place_greedily(
             continue
         entries = groups[i].entries(groups[i].num_placed, count)
         if evaluated < num_choices:
-            with bulk_estimate.with_on_device(entries):
+            with time_estimate.entries_on_device(entries):
                 heappush(
                     queue,
-                    ((_estimated_cost(bulk_estimate) - current_cost) / nbytes, num_choices, i),
+                    ((_estimated_cost(time_estimate) - current_cost) / nbytes, num_choices, i),
                 )
             continue
-        bulk_estimate.set_location(entries, -1)
+        time_estimate.move_entries(entries, -1)
         groups[i].num_placed += count
         remaining, num_choices, current_cost = (
             remaining - nbytes,
             num_choices + 1,
-            _estimated_cost(bulk_estimate),
+            _estimated_cost(time_estimate),
         )
         if num_choices % _ROUND:
             heappush(queue, (cost, -1, i))
@@ -299,8 +311,8 @@ def _place_greedily(
             queue = [*all_groups]
 
 
-def _estimated_cost(bulk_estimate: BulkEstimate) -> float:
-    return bulk_estimate.seconds() + _EASE * bulk_estimate.transfer_seconds
+def _estimated_cost(time_estimate: StagedTimeEstimate) -> float:
+    return time_estimate.run_seconds() + _EASE * time_estimate.transfer_seconds
 
 
 def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list[PlacedKind]:

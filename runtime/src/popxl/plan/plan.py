@@ -14,7 +14,6 @@ from popxl._schedule.schedule import Run, Schedule
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import Segment
 from popxl.ir import Ir
-from popxl.plan.bulk_estimate import BulkEstimate
 from popxl.plan.cost_memo import costs_of_segments
 from popxl.plan.cost_walk import CostWalk
 from popxl.plan.events import events_of_run
@@ -22,6 +21,7 @@ from popxl.plan.loop_extrapolation import truncate_loops
 from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
 from popxl.plan.segment_cost import SegmentCost
+from popxl.plan.time_estimate import StagedTimeEstimate
 from popxl.plan.timeline import Timeline, gc_disabled, timeline
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
@@ -39,7 +39,7 @@ class TracedProgram:
     segment_costs: Mapping[Segment, SegmentCost]
     temporaries: Callable[[Segment], int]
 
-    def storage(self) -> Storage:
+    def permanent_storage(self) -> Storage:
         """Returns the permanent storage of the program (see `storage_of`)."""
         return storage_of(self.ir)
 
@@ -47,7 +47,7 @@ class TracedProgram:
         """Returns the plan: memory and work of a run."""
         walk = CostWalk(self.segment_costs, self.temporaries)
         peak = walk.run(self.schedule)
-        stored = self.storage()
+        stored = self.permanent_storage()
         return Plan(
             replicas=self.ir.replication_factor,
             parts=walk.parts(),
@@ -60,12 +60,12 @@ class TracedProgram:
         )
 
     @property
-    def window(self) -> int:
+    def default_prefetch_window(self) -> int:
         """Default prefetch window in bytes (see `popxl.Ir.load_window`)."""
         return default_prefetch_window(self.schedule)
 
     @property
-    def runs(self) -> int:
+    def num_segment_runs(self) -> int:
         """Number of segments that a run executes, repeats included."""
         return sum(isinstance(event.step, Run) for event in events_of_run(self.schedule))
 
@@ -73,9 +73,9 @@ class TracedProgram:
         """Returns the program with at most `max_iterations` iterations per loop, for simulation."""
         return replace(self, schedule=truncate_loops(self.schedule, max_iterations))
 
-    def bulk_estimate(self, rates: Rates, window: int) -> BulkEstimate:
+    def staged_time_estimate(self, rates: Rates, window: int) -> StagedTimeEstimate:
         """Returns the bulk estimate of a run with all entries in host memory."""
-        return BulkEstimate.from_schedule(self.schedule, self.segment_costs, rates, window)
+        return StagedTimeEstimate.from_schedule(self.schedule, self.segment_costs, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
         """Simulates a run on one device and returns its timeline.
@@ -87,7 +87,7 @@ class TracedProgram:
         return timeline(self.schedule, rates, self.segment_costs, window, self.temporaries)
 
 
-def trace(ir: Ir, target: str = "cpu") -> TracedProgram:
+def trace_program(ir: Ir, target: str = "cpu") -> TracedProgram:
     """Traces the program of `ir`; needs no devices and allocates neither weights nor state.
 
     Args:
@@ -113,13 +113,13 @@ def plan_of(ir: Ir, target: str = "cpu") -> Plan:
     compiled.
 
     Args:
-        target: as for `trace`.
+        target: as for `trace_program`.
 
     Example:
         >>> plan = popxl.plan.plan_of(ir)
         >>> print(plan.host, plan.device, plan.flops)
     """
-    return trace(ir, target).plan()
+    return trace_program(ir, target).plan()
 
 
 def plan_of_program(program: Program) -> Plan:
@@ -147,10 +147,10 @@ def _compiled_temporaries(program: Program) -> Callable[[Segment], int]:
     """Returns a function from a compiled segment to the bytes of its temporaries."""
 
     @cache
-    def temporaries(segment: Segment) -> int:
+    def temporary_bytes(segment: Segment) -> int:
         return program.executables[segment].memory_analysis().temp_size_in_bytes
 
-    return temporaries
+    return temporary_bytes
 
 
 def storage_of(ir: Ir) -> Storage:
@@ -163,7 +163,7 @@ def storage_of(ir: Ir) -> Storage:
         for c in graph.constants
         if c._is_executable_argument
     }
-    buffers = list(_buffers(ir))
+    buffers = list(_used_buffers(ir))
     resident = sum(_entry_bytes(b) * len(b.resident_entries) for b in buffers)
     on_disk = sum(_entry_bytes(b) * len(b.on_disk_entries) for b in buffers)
     return Storage(
@@ -178,7 +178,7 @@ def storage_of(ir: Ir) -> Storage:
     )
 
 
-def _buffers(ir: Ir) -> Iterable[RemoteBuffer]:
+def _used_buffers(ir: Ir) -> Iterable[RemoteBuffer]:
     """Yields the remote buffers that the program uses or that store variables."""
     effects = program_effects(ir)
     used = {*effects.reads, *effects.writes}

@@ -53,19 +53,23 @@ COLLECTIVES = {
 }
 
 
-def lowering_of(name: str, platform: str = "cpu") -> Kind:
+def lowering_of(primitive_name: str, platform: str = "cpu") -> Kind:
     """Returns the kind of XLA's lowering of a primitive (kernel, fused, free, ...).
 
     "free": a view of its operand; "fused": computed where it is used; "reduction": its operand is
     fused into it; "kernel": it reads and writes memory.
     """
-    if name == RANDOM_BITS:
+    if primitive_name == RANDOM_BITS:
         return "fused" if platform == "cpu" else "kernel"
-    if name in _FREE:
+    if primitive_name in _FREE:
         return "free"
-    if name in _REDUCTIONS:
+    if primitive_name in _REDUCTIONS:
         return "reduction"
-    return "kernel" if name in _KERNELS or name in COLLECTIVES or name in KERNELS else "fused"
+    return (
+        "kernel"
+        if primitive_name in _KERNELS or primitive_name in COLLECTIVES or primitive_name in KERNELS
+        else "fused"
+    )
 
 
 def nbytes(aval: Any) -> int:
@@ -75,7 +79,7 @@ def nbytes(aval: Any) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def _is_counter(aval: Any) -> bool:
+def _is_integer_scalar(aval: Any) -> bool:
     # Random keys have a dtype without a kind.
     return not getattr(aval, "shape", (1,)) and getattr(aval.dtype, "kind", "") in tuple("iub")
 
@@ -101,20 +105,20 @@ def is_float8(value: Any) -> bool:
     return getattr(value.aval.dtype, "name", "").startswith("float8")
 
 
-def attention_of(node: PrimitiveNode) -> tuple[int, bool]:
+def attention_head_and_pass(node: PrimitiveNode) -> tuple[int, bool]:
     """Returns (head dimension, is backward) of a fused-attention kernel; 0 for other nodes."""
     if node.name not in KERNELS or not node.name.startswith((FORWARD, BACKWARD)):
         return 0, False
     return node.atoms[0].aval.shape[-1], node.name.startswith(BACKWARD)
 
 
-def arithmetic_of(node: PrimitiveNode) -> int:
+def arithmetic_ops_of(node: PrimitiveNode) -> int:
     """Returns the operations outside matmuls: one per element computed or reduced.
 
     Loop counters and stream positions do not count.
     """
     name = node.name
-    if all(_is_counter(v.aval) for v in node.outputs):
+    if all(_is_integer_scalar(v.aval) for v in node.outputs):
         return 0
     if name in _FREE or name in _MOVED or name in COLLECTIVES or flops_of(node):
         return 0

@@ -62,7 +62,7 @@ class Rates:
     per_array_s: float = 41e-6
     max_in_flight: int = 32
 
-    def product_seconds(self, flops: float, float8_flops: float = 0) -> float:
+    def matmul_seconds(self, flops: float, float8_flops: float = 0) -> float:
         """Returns the seconds of matmuls; `flops` include `float8_flops`."""
         return (flops - float8_flops) / self.flops + float8_flops / self.float8_flops
 

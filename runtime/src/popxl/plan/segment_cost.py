@@ -16,8 +16,8 @@ from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, flatten_jaxpr
 from popxl.plan.memory_estimate import LivenessModel
 from popxl.plan.primitives import (
     COLLECTIVES,
-    arithmetic_of,
-    attention_of,
+    arithmetic_ops_of,
+    attention_head_and_pass,
     flops_of,
     is_float8,
     lowering_of,
@@ -82,7 +82,7 @@ class SegmentCost:
     parts: dict[str, Cost]
     temporaries: int
 
-    def dispatch(self, rates: Rates) -> float:
+    def dispatch_seconds(self, rates: Rates) -> float:
         """Returns the host seconds to dispatch the segment."""
         kernels = sum(sum(cost.kernels.values()) for cost in self.parts.values())
         return rates.dispatch_s + rates.kernel_launch_s * kernels
@@ -105,8 +105,8 @@ def trace_cost(segment: Segment) -> SegmentCost:
     arguments = flat.inputs[len(flat.inputs) - len(specs) :]
     liveness = LivenessModel(flat, context.target, [arguments[i] for i in donated_argnums(segment)])
     counter = CostCounter(context.replicas, context.target)
-    counter.count(flat, 1, liveness)
-    return SegmentCost(counter.parts, liveness.peak())
+    counter.count_function(flat, 1, liveness)
+    return SegmentCost(counter.parts, liveness.peak_bytes())
 
 
 class CostCounter:
@@ -114,12 +114,14 @@ class CostCounter:
         self.parts: dict[str, Cost] = {}
         self._replicas, self._platform = replicas, platform
 
-    def count(self, flat: FlatFunction, times: int, liveness: LivenessModel | None = None) -> None:
+    def count_function(
+        self, flat: FlatFunction, times: int, liveness: LivenessModel | None = None
+    ) -> None:
         """Adds the costs of `times` executions of a flat function."""
         liveness = liveness or LivenessModel(flat, self._platform)
-        for node, reads in zip(flat.nodes, liveness.reads, strict=True):
+        for node, reads in zip(flat.nodes, liveness.bytes_read_by_node, strict=True):
             for body, count in node.bodies:
-                self.count(body, times * count)
+                self.count_function(body, times * count)
             if node.branches:
                 self._add_costliest_branch(node, times)
             if not node.has_bodies:
@@ -129,32 +131,34 @@ class CostCounter:
         """Adds the cost of the most expensive branch of a conditional."""
         counters = [CostCounter(self._replicas, self._platform) for _ in node.branches]
         for counter, branch in zip(counters, node.branches, strict=True):
-            counter.count(branch, 1)
+            counter.count_function(branch, 1)
         dearest = max(counters, key=lambda c: sum(w.flops + w.traffic for w in c.parts.values()))
         for label, cost in dearest.parts.items():
-            self._cost_of(label).add(cost, times)
+            self._region_cost(label).add(cost, times)
 
-    def _cost_of(self, part: str) -> Cost:
+    def _region_cost(self, part: str) -> Cost:
         return self.parts.setdefault(part, Cost())
 
     def _count_node(
         self, node: PrimitiveNode, times: int, liveness: LivenessModel, reads: dict[Any, int]
     ) -> None:
-        cost, flops, bytes_moved = self._cost_of(node.part), flops_of(node), 0
+        cost, flops, bytes_moved = self._region_cost(node.part), flops_of(node), 0
         if lowering_of(node.name) != "free" and not liveness.is_fused_add(node):
             bytes_moved = self._bytes_moved(node, liveness, reads)
-        float8 = bool(flops) and all(is_float8(liveness.owner(v)) for v in node.atoms)
+        float8 = bool(flops) and all(is_float8(liveness.memory_owner(v)) for v in node.atoms)
         cost.flops += times * flops
         cost.float8_flops += times * flops * float8
-        cost.arithmetic += times * arithmetic_of(node)
+        cost.arithmetic += times * arithmetic_ops_of(node)
         cost.traffic += times * bytes_moved
         if node.name in COLLECTIVES:
-            self._collective(node, cost, times)
+            self._count_collective(node, cost, times)
         elif flops or bytes_moved:
             addition = liveness.fused_add(node)
             added = 0 if addition is None else 2 * sum(nbytes(v.aval) for v in addition.outputs)
-            cost.kernels[Kernel(bytes_moved, flops, float8, *attention_of(node), added)] += times
-        for kernel in liveness.extra_kernels(node):
+            cost.kernels[
+                Kernel(bytes_moved, flops, float8, *attention_head_and_pass(node), added)
+            ] += times
+        for kernel in liveness.kernels_launched_with(node):
             cost.flops += times * kernel.flops
             cost.traffic += times * kernel.nbytes
             cost.kernels[kernel] += times
@@ -167,12 +171,12 @@ class CostCounter:
         """
         if liveness.scatters_in_place(node):
             return 3 * nbytes(node.atoms[2].aval) + nbytes(node.atoms[1].aval)
-        extra, added = liveness.extra_bytes(node), liveness.fused_add(node)
+        extra, added = liveness.workspace_bytes(node), liveness.fused_add(node)
         outputs = node.outputs if added is None else added.outputs
         written = sum(nbytes(v.aval) for v in outputs if v in liveness.stored)
         return sum(reads.values()) + written * (2 if added else 1) + 2 * extra
 
-    def _collective(self, node: PrimitiveNode, cost: Cost, times: int) -> None:
+    def _count_collective(self, node: PrimitiveNode, cost: Cost, times: int) -> None:
         groups = node.params.get("axis_index_groups")
         members = list(range(self._replicas)) if groups is None else list(groups[0])
         if len(members) == 1:

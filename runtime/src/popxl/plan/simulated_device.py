@@ -97,7 +97,7 @@ class SimulatedArray:
         self.release()
 
     @property
-    def is_held(self) -> bool:
+    def is_in_device_memory(self) -> bool:
         """True if the array is in device memory."""
         return self._address is not None
 
@@ -178,7 +178,7 @@ class SimulatedDevice:
         self.live -= nbytes
         self.allocator.free(address)
 
-    def array(self, nbytes: int, on_device: bool) -> SimulatedArray:
+    def create_array(self, nbytes: int, on_device: bool) -> SimulatedArray:
         """Returns an array that is available from the start."""
         return SimulatedArray(self, nbytes, held=on_device)
 
@@ -193,13 +193,13 @@ class SimulatedDevice:
         self.host += seconds
 
     # ---- interface of the executor --------------------------------------------------------------
-    def call(self, segment: Segment, arguments: Sequence[Any]) -> list[Any]:
+    def run_segment(self, segment: Segment, arguments: Sequence[Any]) -> list[Any]:
         """Runs a segment and returns its result arrays."""
         if len(self._ends) >= self.rates.max_in_flight:
             self.host = max(self.host, self._ends.popleft())
         self._dispatch(segment.name, self._dispatch_seconds(segment))
         ready = max((a.ready for a in arguments if isinstance(a, SimulatedArray)), default=0.0)
-        end = self._run(segment.name, ready, self._seconds(segment))
+        end = self._run_on_compute_stream(segment.name, ready, self._seconds(segment))
         donated = [arguments[i] for i in segment.donated]
         sizes, others = self._result_bytes(segment)
         results = [
@@ -213,7 +213,7 @@ class SimulatedDevice:
             self.free(self.allocate(temporaries), temporaries)
         return results
 
-    def _run(self, name: str, ready: float, seconds: float) -> float:
+    def _run_on_compute_stream(self, name: str, ready: float, seconds: float) -> float:
         start = max(self.host, self._compute, ready)
         idle = start - self._compute
         if idle > 0:
@@ -226,21 +226,25 @@ class SimulatedDevice:
         self.spans.append(Span("compute", name, self.part, start, self._compute))
         return self._compute
 
-    def number(self, value: int, spec: Any) -> None:
+    def put_number(self, value: int, spec: Any) -> None:
         """Does nothing, since host numbers are on the device already."""
 
-    def copy(self, array: SimulatedArray) -> SimulatedArray:
+    def copy_array(self, array: SimulatedArray) -> SimulatedArray:
         """Copies an array in device memory."""
         self._dispatch("copy", self.rates.dispatch_s)
-        end = self._run("copy", array.ready, 2 * array.nbytes / self.rates.bandwidth)
+        end = self._run_on_compute_stream(
+            "copy", array.ready, 2 * array.nbytes / self.rates.bandwidth
+        )
         return SimulatedArray(self, array.nbytes, end)
 
-    def put(self, arrays: Sequence[SimulatedArray], to: Sequence[str]) -> list[SimulatedArray]:
+    def transfer_arrays(
+        self, arrays: Sequence[SimulatedArray], to: Sequence[str]
+    ) -> list[SimulatedArray]:
         """Transfers arrays "to" the device or the host, each with a spacer copy."""
         cost = self.rates.transfer_dispatch_s + 2 * self.rates.per_array_s * len(arrays)
         self._dispatch(f"move {len(arrays)} arrays", cost)
         return [
-            self._load(array) if where == "device" else self._store(array)
+            self._copy_to_device(array) if where == "device" else self._copy_to_host(array)
             for array, where in zip(arrays, to, strict=True)
         ]
 
@@ -255,20 +259,20 @@ class SimulatedDevice:
             max(self._streams[i], self._compute, self.host) + self.rates.copy_latency_s
         )
 
-    def _load(self, array: SimulatedArray) -> SimulatedArray:
-        start, end = self._copy(array, self._in, self._out)
+    def _copy_to_device(self, array: SimulatedArray) -> SimulatedArray:
+        start, end = self._copy_over_link(array, self._in, self._out)
         self._put_spacer()
         self.spans.append(Span("copies in", "load", self.part, start, end, array.nbytes))
         return SimulatedArray(self, array.nbytes, end)
 
-    def _store(self, array: SimulatedArray) -> SimulatedArray:
+    def _copy_to_host(self, array: SimulatedArray) -> SimulatedArray:
         self._put_spacer()
-        start, end = self._copy(array, self._out, self._in)
+        start, end = self._copy_over_link(array, self._out, self._in)
         self.spans.append(Span("copies out", "store", self.part, start, end, array.nbytes))
         self._outgoing.append((end, array))
         return SimulatedArray(self, array.nbytes, end, held=False)
 
-    def _copy(
+    def _copy_over_link(
         self, array: SimulatedArray, direction: LinkDirection, other: LinkDirection
     ) -> tuple[float, float]:
         """Transfers an array over the host link; returns its start and end time."""
@@ -300,7 +304,7 @@ _END = itemgetter(1)
 
 def _find_by_size(arrays: Sequence[SimulatedArray], nbytes: int) -> SimulatedArray | None:
     """Returns the first array in device memory with `nbytes`; None if there is none."""
-    return next((a for a in arrays if a.nbytes == nbytes and a.is_held), None)
+    return next((a for a in arrays if a.nbytes == nbytes and a.is_in_device_memory), None)
 
 
 def _result_bytes(segment: Segment) -> tuple[list[int], int]:
@@ -415,15 +419,15 @@ class DrivenDevice(Protocol):
     part: str
     has_own_memory: bool
 
-    def array(self, nbytes: int, on_device: bool) -> Any: ...
+    def create_array(self, nbytes: int, on_device: bool) -> Any: ...
 
-    def call(self, segment: Segment, arguments: Sequence[Any]) -> Sequence[Any]: ...
+    def run_segment(self, segment: Segment, arguments: Sequence[Any]) -> Sequence[Any]: ...
 
-    def number(self, value: int, spec: Any) -> Any: ...
+    def put_number(self, value: int, spec: Any) -> Any: ...
 
-    def copy(self, array: Any) -> Any: ...
+    def copy_array(self, array: Any) -> Any: ...
 
-    def put(self, arrays: Sequence[Any], to: Sequence[Any]) -> Sequence[Any]: ...
+    def transfer_arrays(self, arrays: Sequence[Any], to: Sequence[Any]) -> Sequence[Any]: ...
 
     def read(self, entry: Any) -> None: ...
 
@@ -440,7 +444,7 @@ class SimulatedEntries:
         self._arrays = {i: self._new_array(i) for i in self._resident}
 
     def _new_array(self, index: int) -> Any:
-        return self._device.array(self._nbytes, index in self._resident)
+        return self._device.create_array(self._nbytes, index in self._resident)
 
     def needs_copy(self, index: Index) -> bool:
         return self._device.has_own_memory and _first_replica(index) not in self._resident
@@ -448,15 +452,15 @@ class SimulatedEntries:
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any:
         array, where = self.load_source(_first_replica(index), donate)
         if self.needs_copy(index):
-            (array,) = self._device.put([array], [where])
+            (array,) = self._device.transfer_arrays([array], [where])
             return array
-        return self._device.copy(array) if copies else array
+        return self._device.copy_array(array) if copies else array
 
     def store(self, index: Index, value: Any, copies: bool = False) -> None:
         at = _first_replica(index)
         if self.needs_copy(index):
-            (value,) = self._device.put([value], [self.store_sharding(at)])
-        self.commit_store(at, self._device.copy(value) if copies else value)
+            (value,) = self._device.transfer_arrays([value], [self.store_sharding(at)])
+        self.commit_store(at, self._device.copy_array(value) if copies else value)
 
     def array(self, index: int) -> Any:
         return self.load_source(index, False)[0]
@@ -493,10 +497,10 @@ def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
     entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
     fetched = FetchedScalars()
     mover = PrefetchMover(
-        lookahead_events(schedule, fetched.subscribe()), entries, device.put, window
+        lookahead_events(schedule, fetched.subscribe()), entries, device.transfer_arrays, window
     )
 
-    def with_region(steps: Steps) -> Steps:
+    def label_steps(steps: Steps) -> Steps:
         for step, at in steps:
             if isinstance(step, (Load, Store, Run)):
                 device.part = at.region_label(step)
@@ -507,24 +511,31 @@ def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
         return 0  # the value is unknown
 
     executor = ScheduleExecutor(
-        device.call, device.number, device.copy, mover, NoGlobals(), fetched, with_region, fetch
+        device.run_segment,
+        device.put_number,
+        device.copy_array,
+        mover,
+        NoRunGlobals(),
+        fetched,
+        label_steps,
+        fetch,
     )
     main = schedule.main
     inputs = [
-        None if register is None else device.array(nbytes_of([main.specs[register]]), True)
+        None if register is None else device.create_array(nbytes_of([main.specs[register]]), True)
         for register in main.inputs
     ]
     executor.run(main, inputs)
     mover.finish_run()
 
 
-class NoneByKey(dict[Any, Any]):
+class NoneMapping(dict[Any, Any]):
     def __missing__(self, key: Any) -> None:
         return None
 
 
-class NoGlobals(RunGlobals):
+class NoRunGlobals(RunGlobals):
     """Segment globals (streams, constants), which are always on the device."""
 
     def __init__(self) -> None:
-        super().__init__(NoneByKey(), NoneByKey(), NoneByKey())
+        super().__init__(NoneMapping(), NoneMapping(), NoneMapping())

@@ -95,7 +95,7 @@ class Timeline:
         """Seconds in which the device waits for transfers."""
         return sum(exposed.transfers for exposed in self.exposed.values())
 
-    def trace(self) -> dict[str, Any]:
+    def to_chrome_trace(self) -> dict[str, Any]:
         """Returns the stream activities in the format of Chrome's trace viewer and Perfetto."""
         threads = {name: i for i, name in enumerate(get_args(Stream), 1)}
         names: list[dict[str, Any]] = [
@@ -141,7 +141,7 @@ def timeline(
         segment_costs = {segment: trace_cost(segment) for segment in schedule.segments}
     segment_works = segment_costs
     seconds = {segment: cost.seconds(rates) for segment, cost in segment_costs.items()}
-    dispatch = {segment: cost.dispatch(rates) for segment, cost in segment_costs.items()}
+    dispatch = {segment: cost.dispatch_seconds(rates) for segment, cost in segment_costs.items()}
     if temporaries is None:
         temporaries = lambda segment: segment_works[segment].temporaries  # noqa: E731
     if window is None:

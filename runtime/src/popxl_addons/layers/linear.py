@@ -7,7 +7,7 @@ from typing import Any
 import popxl
 from popxl import ReplicaGrouping
 from popxl.utils import to_numpy
-from popxl_addons.fp8 import matrix_product
+from popxl_addons.fp8 import create_matrix_product
 from popxl_addons.layers.initialisers import normal, zeros
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
@@ -37,7 +37,7 @@ class Linear(Module):
         self.out_features = out_features
         self.bias = bias
         self.replica_grouping = replica_grouping
-        self.product = matrix_product()
+        self.product = create_matrix_product()
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
         """x: (..., in_features) -> (..., out_features)."""

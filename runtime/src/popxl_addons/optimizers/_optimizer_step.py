@@ -6,7 +6,7 @@ import popxl
 from popxl import ReplicaGrouping, ops
 from popxl_addons.layers.initialisers import zeros
 from popxl_addons.module import Module
-from popxl_addons.sharding import shards_of
+from popxl_addons.sharding import num_shards_of_spec
 
 Number = float | popxl.Tensor
 
@@ -21,9 +21,9 @@ def as_tensor(x: Number) -> popxl.Tensor:
     return to_float32(x) if isinstance(x, popxl.Tensor) else popxl.constant(x, popxl.float32)
 
 
-def has_effect(x: Number, neutral: float) -> bool:
+def is_not_neutral(x: Number, neutral_value: float) -> bool:
     """True for a number other than its neutral value, and for a tensor, whose value is unknown."""
-    return isinstance(x, popxl.Tensor) or x != neutral
+    return isinstance(x, popxl.Tensor) or x != neutral_value
 
 
 class OptimizerStep(Module):
@@ -53,7 +53,7 @@ class OptimizerStep(Module):
         if (global_norm is None) != (global_norm_max is None):
             raise ValueError("gradient clipping needs both global_norm and global_norm_max")
         gradient = to_float32(grad)
-        if has_effect(loss_scaling, 1):
+        if is_not_neutral(loss_scaling, 1):
             gradient = gradient / as_tensor(loss_scaling)
         if global_norm is not None and global_norm_max is not None:
             limit = as_tensor(global_norm_max)
@@ -77,7 +77,7 @@ class OptimizerStep(Module):
         if not var.meta_shape:
             return self.add_variable_input(name, zeros(shape), dtype, True, group)
         group = popxl.gcg().ir.replica_grouping() if group is None else group
-        shards = shards_of(var.spec, group.group_size)
+        shards = num_shards_of_spec(var.spec, group.group_size)
         return self.add_replica_sharded_variable_input(
             name, zeros(shape), dtype, True, group, shards
         )

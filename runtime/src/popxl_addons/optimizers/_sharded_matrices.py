@@ -13,7 +13,7 @@ import numpy as np
 
 import popxl
 from popxl import ReplicaGrouping, ops
-from popxl_addons.sharding import shards_of
+from popxl_addons.sharding import num_shards_of_spec
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class ShardedMatrices:
         self._shard_group = (
             group if layout.axis is None or layout.shard_group is None else layout.shard_group
         )
-        self._shards = shards_of(var.spec, group.group_size)
+        self._shards = num_shards_of_spec(var.spec, group.group_size)
         self.rows, self.count, self.columns = rows, layout.count, width // layout.count
         self._width, shard_size = width, math.prod(var.shape)
         self.height = rows
         if self._shards > 1:
             self.height = -(-shard_size // width) + (1 if shard_size % width else 0)
-            self._find_start(shard_size)
+            self._find_shard_start(shard_size)
 
-    def _find_start(self, shard_size: int) -> None:
+    def _find_shard_start(self, shard_size: int) -> None:
         """Compute the row and column of the shard's first element."""
         num_copies = self._group.group_size // self._shards
         first = np.arange(self._group.group_size) // num_copies * shard_size
@@ -89,7 +89,7 @@ class ShardedMatrices:
         return self._group if self._axis == axis else self._shard_group
 
     # ---- layout ---------------------------------------------------------------------------------
-    def blocks(self, t: popxl.Tensor) -> popxl.Tensor:
+    def to_blocks(self, t: popxl.Tensor) -> popxl.Tensor:
         """Reshape a shard to (height, count, columns), zero-padded to full rows."""
         shape = (self.height, self.count, self.columns)
         if self._shards == 1:
@@ -100,7 +100,7 @@ class ShardedMatrices:
             shape
         )
 
-    def elements(self, blocks: popxl.Tensor) -> popxl.Tensor:
+    def from_blocks(self, blocks: popxl.Tensor) -> popxl.Tensor:
         """Reshape (height, count, columns) back to the shard's shape; the inverse of `blocks`."""
         if self._shards == 1:
             return blocks.reshape(self._spec.shape)
@@ -123,16 +123,18 @@ class ShardedMatrices:
             zeros = ops.init((self.rows + self.height, self.count), sums.dtype)
             sums = ops.dynamic_update(zeros, self._first_row, sums, (0,), (self.height,), True)
             sums = sums[: self.rows]
-        return self._sum(sums, self._axis == 1) / (self.columns * self._num_shards(1))
+        return self._sum_over_replicas(sums, self._axis == 1) / (self.columns * self._num_shards(1))
 
     def column_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
         """Compute each matrix's column means: (height, count, columns) -> (count, columns)."""
-        return self._sum(ops.sum(blocks, 0), self._axis == 0) / (self.rows * self._num_shards(0))
+        return self._sum_over_replicas(ops.sum(blocks, 0), self._axis == 0) / (
+            self.rows * self._num_shards(0)
+        )
 
     def matrix_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
         """Compute each matrix's mean: (height, count, columns) -> (count,)."""
         elements = self.rows * self.columns * self._num_shards(0) * self._num_shards(1)
-        return self._sum(ops.sum(blocks, (0, 2)), self._axis is not None) / elements
+        return self._sum_over_replicas(ops.sum(blocks, (0, 2)), self._axis is not None) / elements
 
     def combine_means(self, rows: popxl.Tensor, columns: popxl.Tensor) -> popxl.Tensor:
         """Compute each matrix's mean, (count,), from row or column means, the unsharded ones."""
@@ -142,7 +144,7 @@ class ShardedMatrices:
         """Number of shards of the matrices along a matrix axis."""
         return self._shard_group.group_size // self._group.group_size if self._axis == axis else 1
 
-    def _sum(self, t: popxl.Tensor, over_shards: bool) -> popxl.Tensor:
+    def _sum_over_replicas(self, t: popxl.Tensor, over_shards: bool) -> popxl.Tensor:
         """Sum over replicas; elements that several replicas hold count once."""
         group = self._shard_group if over_shards else self._group
         if over_shards and self._shards == 1:

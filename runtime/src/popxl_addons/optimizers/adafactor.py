@@ -9,7 +9,7 @@ from popxl_addons.optimizers._optimizer_step import (
     Number,
     OptimizerStep,
     as_tensor,
-    has_effect,
+    is_not_neutral,
     to_float32,
 )
 from popxl_addons.optimizers._sharded_matrices import MatrixLayout, ShardedMatrices
@@ -95,17 +95,19 @@ class AdafactorOptimizerStep(OptimizerStep):
         lrs = base_lr / ops.maximum(update_rms / clip_threshold, one)
         decay_lrs = base_lr * one
         if scale_parameter:
-            value = matrices.blocks(to_float32(var))
+            value = matrices.to_blocks(to_float32(var))
             weight_rms = ops.sqrt(matrices.matrix_means(value * value))
             scale = ops.maximum(weight_rms, as_tensor(eps[1]))
             lrs, decay_lrs = lrs * scale, base_lr * scale
-        update = matrices.elements(direction * _per_matrix(lrs, matrices))
+        update = matrices.from_blocks(direction * _broadcast_per_matrix(lrs, matrices))
         if beta1 is not None:
             mean = self.add_state_like("first_order", var, popxl.float32, group)
             update = ops.var_updates.accumulate_moving_average_(mean, update, beta1)
-        if has_effect(weight_decay, 0):
-            decayed = matrices.blocks(to_float32(var)) * _per_matrix(decay_lrs, matrices)
-            update = update + matrices.elements(decayed) * as_tensor(weight_decay)
+        if is_not_neutral(weight_decay, 0):
+            decayed = matrices.to_blocks(to_float32(var)) * _broadcast_per_matrix(
+                decay_lrs, matrices
+            )
+            update = update + matrices.from_blocks(decayed) * as_tensor(weight_decay)
         ops.var_updates.accumulate_(var, update, -1.0)
 
     def _scaled_gradient(
@@ -122,8 +124,8 @@ class AdafactorOptimizerStep(OptimizerStep):
         if not matrices.is_matrix:
             second = self.add_state_like("second_order", var, popxl.float32, group)
             square = average(second, gradient * gradient + eps, decay)
-            return matrices.blocks(gradient / ops.sqrt(square))
-        blocks = matrices.blocks(gradient)
+            return matrices.to_blocks(gradient / ops.sqrt(square))
+        blocks = matrices.to_blocks(gradient)
         squares = blocks * blocks
         rows = self._add_factored_state("second_order_rows", 0, matrices)
         columns = self._add_factored_state("second_order_columns", 1, matrices)
@@ -149,6 +151,6 @@ def _relative_step(step: popxl.Tensor, warmup: bool) -> popxl.Tensor:
     return 1 / ops.maximum(min_inverse, ops.sqrt(step))
 
 
-def _per_matrix(values: popxl.Tensor, matrices: ShardedMatrices) -> popxl.Tensor:
+def _broadcast_per_matrix(values: popxl.Tensor, matrices: ShardedMatrices) -> popxl.Tensor:
     """Reshape values per matrix (count,) or a scalar to broadcast with (height, count, columns)."""
     return values.reshape((1, -1 if values.rank else 1, 1))

@@ -10,7 +10,7 @@ from popxl_addons.optimizers._optimizer_step import (
     Number,
     OptimizerStep,
     as_tensor,
-    has_effect,
+    is_not_neutral,
     to_float32,
 )
 
@@ -75,7 +75,7 @@ class AdamOptimizerStep(OptimizerStep):
             mean = mean / (1 - ops.pow(as_tensor(beta1), step))
             square = square / (1 - ops.pow(as_tensor(beta2), step))
         update = mean / (ops.sqrt(square) + as_tensor(eps))
-        if has_effect(weight_decay, 0):
+        if is_not_neutral(weight_decay, 0):
             update = update + to_float32(var) * as_tensor(weight_decay)
         step_size = ops.negate(to_float32(lr)) if isinstance(lr, popxl.Tensor) else -lr
         ops.var_updates.accumulate_(var, update, step_size)

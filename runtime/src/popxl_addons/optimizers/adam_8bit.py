@@ -10,7 +10,7 @@ from popxl.custom import jax_op
 from popxl_addons.optimizers import state_8bit
 from popxl_addons.optimizers._optimizer_step import Number, to_float32
 from popxl_addons.optimizers.adam import AdamOptimizerStep
-from popxl_addons.sharding import shards_of
+from popxl_addons.sharding import num_shards_of_spec
 
 __all__ = ["Adam8bitOptimizerStep"]
 
@@ -96,7 +96,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
         """Return the quantization blocks of a replica's shard of `var`."""
         group = popxl.gcg().ir.replica_grouping() if group is None else group
         shape = tuple(var.meta_shape or var.shape)
-        shards = shards_of(var.spec, group.group_size)
+        shards = num_shards_of_spec(var.spec, group.group_size)
         blocks = state_8bit.QuantBlocks.along_axis(self._axis, shape, shards)
         if blocks is None:
             raise ValueError(

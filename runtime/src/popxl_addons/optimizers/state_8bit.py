@@ -64,7 +64,7 @@ class QuantBlocks:
             x = x.__array_namespace__().pad(x, ((0, 0), (0, missing), (0, 0)))
         return x.reshape(self.outer, self.blocks_per_line, BLOCK, self.inner)
 
-    def elements(self, blocks: Any) -> Any:
+    def from_blocks(self, blocks: Any) -> Any:
         """Return the elements of blocks as a flat array; the inverse of `to_blocks`."""
         padded = blocks.reshape(self.outer, self.blocks_per_line * BLOCK, self.inner)
         return padded[:, : self.length].reshape(-1)
@@ -92,7 +92,7 @@ def dequantize_first_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> Any
     xp = codes.__array_namespace__()
     z = blocks.to_blocks(codes.astype(xp.float32)) / _FIRST_MAX
     values = z / (2 - xp.abs(z)) * _broadcast_scales(scales, blocks)
-    return blocks.elements(values).reshape(codes.shape)
+    return blocks.from_blocks(values).reshape(codes.shape)
 
 
 def quantize_second_moment(moment: Any, blocks: QuantBlocks) -> tuple[Any, Any]:
@@ -113,7 +113,7 @@ def dequantize_second_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> An
     root = (
         blocks.to_blocks(codes.astype(xp.float32)) / _SECOND_MAX * _broadcast_scales(scales, blocks)
     )
-    return blocks.elements(root * root).reshape(codes.shape)
+    return blocks.from_blocks(root * root).reshape(codes.shape)
 
 
 def _normalize_by_block(xp: Any, values: Any) -> tuple[Any, Any]:
@@ -137,7 +137,7 @@ def _broadcast_scales(scales: Any, blocks: QuantBlocks) -> Any:
 
 def _to_codes(blocks: QuantBlocks, codes: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     """Convert blocks of codes to `dtype` and the moment's shape."""
-    return blocks.elements(codes).astype(dtype).reshape(shape)
+    return blocks.from_blocks(codes).astype(dtype).reshape(shape)
 
 
 # ---- weights ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def split_weight(weight: Any, dtype: Any, bits: int) -> tuple[Any, Any]:
 def quantize_residual(weight: Any, rounded: Any, bits: int) -> Any:
     """Quantize the residual of rounding a float32 weight to 16 bits: int8 or int16."""
     xp = weight.__array_namespace__()
-    ratio = (weight - rounded.astype(xp.float32)) / _half_step(rounded)
+    ratio = (weight - rounded.astype(xp.float32)) / _half_rounding_step(rounded)
     ratio = xp.where(xp.isfinite(ratio), xp.clip(ratio, -1, 1), 0)
     code = xp.int8 if bits == 8 else xp.int16
     return xp.round(ratio * float(2 ** (bits - 1) - 1)).astype(code)
@@ -167,7 +167,7 @@ def dequantize_residual(rounded: Any, residual: Any) -> Any:
     """Dequantize a rounding residual to float32, to be added to the rounded weight."""
     xp = rounded.__array_namespace__()
     largest = float(xp.iinfo(residual.dtype).max)
-    return residual.astype(xp.float32) / largest * _half_step(rounded)
+    return residual.astype(xp.float32) / largest * _half_rounding_step(rounded)
 
 
 def join_weight(rounded: Any, residual: Any) -> Any:
@@ -176,7 +176,7 @@ def join_weight(rounded: Any, residual: Any) -> Any:
     return rounded.astype(xp.float32) + dequantize_residual(rounded, residual)
 
 
-def _half_step(rounded: Any) -> Any:
+def _half_rounding_step(rounded: Any) -> Any:
     """Return half the distance from a 16-bit value to the next larger one, float32."""
     xp, name = rounded.__array_namespace__(), np.dtype(rounded.dtype).name
     exponent = rounded.astype(xp.float32).view(xp.uint32) & xp.uint32(0x7F800000)

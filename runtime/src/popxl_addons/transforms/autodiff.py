@@ -83,11 +83,11 @@ def autodiff_with_accumulation(
     factories = _accumulator_factories(names, replica_groupings, accumulator_dtype)
     if mean:
         factories.insert(_COUNTER, VariableFactory(0.0, popxl.float32, _COUNTER, by_ref=True))
-    update = ops.var_updates.accumulate_ if adds else _assign
+    update = ops.var_updates.accumulate_ if adds else _copy_into_variable
     return factories, _accumulating_graph(grad, names, factories, update)
 
 
-def _assign(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
+def _copy_into_variable(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
     return ops.var_updates.copy_var_update_(t, x if x.dtype == t.dtype else ops.cast(x, t.dtype))
 
 
@@ -177,13 +177,13 @@ def remap_grad_info(
 ) -> GradGraphInfo:
     """Adapt gradient information to copies of both graphs, whose tensors have the same names."""
 
-    def same(connections: Iterable[popxl.transforms.ExpectedConnection]) -> list:
+    def remap_connections(connections: Iterable[popxl.transforms.ExpectedConnection]) -> list:
         return [(forward_graph.get_tensor(c.fwd_tensor.name), c.connection_type)
                 for c in connections]  # fmt: skip
 
     return make_grad_graph_info(
         backward_graph,
         forward_graph,
-        same(grad_info.expected_inputs),
-        same(grad_info.expected_outputs),
+        remap_connections(grad_info.expected_inputs),
+        remap_connections(grad_info.expected_outputs),
     )

@@ -17,7 +17,7 @@ from popxl.ops.random import create_random_seed
 from popxl_addons.grad_info import is_fwd
 from popxl_addons.graph import GraphWithNamedArgs, names_of
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.remote import create_buffer, grow
+from popxl_addons.remote import create_buffer_for_spec, grow_buffer
 from popxl_addons.rts import gather_replica_sharded_tensor
 from popxl_addons.transforms.autodiff import copy_input
 from popxl_addons.utils import null_context as null_context
@@ -104,7 +104,7 @@ def batch_serial_buffer(
         shard_group: replicas for which `t` has the same value: each keeps its part of it.
     """
     shards = 1 if shard_group is None else shard_group.group_size
-    return create_buffer(t.spec, rows * steps, shard_group, shards)
+    return create_buffer_for_spec(t.spec, rows * steps, shard_group, shards)
 
 
 # ---- one serialised graph -----------------------------------------------------------------------
@@ -142,7 +142,7 @@ def batch_serialise(
     _check_keys("load_handles", load_handles, graph.graph.inputs, graph)
     for name, keys in (("store_streams", store_streams), ("store_buffers", store_buffers)):
         _check_keys(name, keys, (*graph.graph.outputs, *graph.graph.inputs), graph)
-    loop = _Loop(
+    loop = _SerialLoopBuilder(
         graph,
         steps,
         rows,
@@ -212,7 +212,7 @@ def _as_handle(handle: Any) -> Any:
 
 
 @dataclass
-class _Loop:
+class _SerialLoopBuilder:
     """Builds a serialised graph; the inputs `seeds` get a different seed in each step."""
 
     graph: GraphWithNamedArgs
@@ -229,7 +229,7 @@ class _Loop:
         inner = self.graph.graph
         for handle in (*self.loads.values(), *self.stores.values()):
             if isinstance(handle, RemoteHandle) and handle.grows:
-                grow(handle.buffer, handle.entries(self.steps, self.rows))
+                grow_buffer(handle.buffer, handle.entries(self.steps, self.rows))
         others = [t for t in inner.inputs if t not in self.loads and t not in self.seeds]
         invariants = [*self.seeds, *others]
         body = self._build_iteration(invariants)
@@ -386,14 +386,18 @@ def batch_serialise_fwd_and_grad(
     grad_loads = {t: _as_handle(h) for t, h in load_handles.items() if t in backward}
     names = names_of(named_inputs_for_grad_graph)
     named, seeds = connect.inputs_of(gradient_graph, names, seed_input, grad_loads)
-    grad_stores = {t: connect.as_store(t, h) for t, h in store_buffers.items() if t in backward}
+    grad_stores = {
+        t: connect.to_store_handle(t, h) for t, h in store_buffers.items() if t in backward
+    }
 
     def serialise(
         graph: GraphWithNamedArgs, loads: Any, stores: Any, seeds: Sequence[popxl.Tensor]
     ) -> BatchSerialResult:
         streams = {t: s for t, s in store_streams.items() if t in graph.graph}
         io = io_mode != "compute"
-        return _Loop(graph, steps, rows, loads, streams, stores, seeds, io, numbered).result()
+        return _SerialLoopBuilder(
+            graph, steps, rows, loads, streams, stores, seeds, io, numbered
+        ).result()
 
     fwd_seeds = () if seed_input is None else (seed_input,)
     return (
@@ -428,9 +432,13 @@ class _Connections:
         self._steps, self._rows = steps, rows
         graph = forward.graph
         self.loads = {t: _as_handle(h) for t, h in load_handles.items() if t in graph}
-        self.stores = {t: self.as_store(t, h) for t, h in store_buffers.items() if t in graph}
+        self.stores = {
+            t: self.to_store_handle(t, h) for t, h in store_buffers.items() if t in graph
+        }
 
-    def as_store(self, t: popxl.Tensor, handle: StoreHandle | ReplicaGrouping) -> RemoteHandle:
+    def to_store_handle(
+        self, t: popxl.Tensor, handle: StoreHandle | ReplicaGrouping
+    ) -> RemoteHandle:
         """Convert the store location of `t` to a handle."""
         if isinstance(handle, ReplicaGrouping):
             return self._new_handle(t, handle)

@@ -32,7 +32,7 @@ def add_recompute_inputs(
     made: dict[popxl.Tensor, popxl.Tensor] = {}
     forward = grad_info.forward_graph.inputs
 
-    def add(t: popxl.Tensor, connection: Connection) -> None:
+    def add_input(t: popxl.Tensor, connection: Connection) -> None:
         if t not in made:
             made[t] = copy_input(t)
             connections.append(connection)
@@ -40,11 +40,11 @@ def add_recompute_inputs(
     for t, expected in zip(grad_info.graph.inputs, grad_info.expected_inputs, strict=False):
         source = expected.fwd_tensor
         if not is_fwd(expected):
-            add(t, fwd_grad(source))
+            add_input(t, fwd_grad(source))
         elif source in forward:
-            add(source, fwd(source))
+            add_input(source, fwd(source))
     for t in sorted(forward, key=lambda t: t.name):
-        add(t, fwd(t))
+        add_input(t, fwd(t))
     return connections, made
 
 

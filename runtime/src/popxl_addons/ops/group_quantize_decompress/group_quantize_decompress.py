@@ -87,9 +87,9 @@ def _quantize(
     with np.errstate(over="ignore", invalid="ignore"):
         groups = to_dtype(t).reshape(*t.shape[:-1], -1, group_size)
         low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
-        bias = low if half else _bfloat16_below(low)
+        bias = low if half else _round_down_to_bfloat16(low)
         scale = to_dtype(to_dtype(high - bias) / levels)
-        scale = scale if half else -_bfloat16_below(-scale)
+        scale = scale if half else -_round_down_to_bfloat16(-scale)
         top = to_dtype(to_dtype(levels * scale) + bias)  # the largest number that comes back
     if not np.isfinite(top).all():
         most = "float16's 65504" if half else "1.7e38"
@@ -118,7 +118,7 @@ def _float32(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32, order="C", copy=False)
 
 
-def _bfloat16_below(x: np.ndarray) -> np.ndarray:
+def _round_down_to_bfloat16(x: np.ndarray) -> np.ndarray:
     """Round down to bfloat16, kept in float32."""
     bits = x.view(np.uint32)  # the upper 16 are bfloat16's
     up = np.where(x < 0, np.uint32(0xFFFF), np.uint32(0))

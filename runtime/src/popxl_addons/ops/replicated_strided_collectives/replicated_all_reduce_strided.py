@@ -17,7 +17,7 @@ from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
     define_identical_inputs,
     emit_all_reduce,
 )
-from popxl_addons.rts import graph_over
+from popxl_addons.rts import create_mapping_graph
 
 __all__ = [
     "replicated_all_reduce_strided",
@@ -69,4 +69,4 @@ def replicated_all_reduce_strided_graph(
     def reduce(name: str, t: popxl.Tensor) -> popxl.Tensor:
         return replicated_all_reduce_strided(t, op, group)
 
-    return graph_over(tensors, reduce, use_io_tiles)
+    return create_mapping_graph(tensors, reduce, use_io_tiles)

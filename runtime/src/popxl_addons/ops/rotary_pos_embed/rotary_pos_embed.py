@@ -69,7 +69,7 @@ def rotary_pos_embed(
             f"rotary_pos_embed takes a tensor (batch, sequence, heads, head size), not {t.shape}"
         )
     rotary_dim = rotary_dim or t.shape[-1]
-    sin, cos = (_over_heads(table, t, rotary_dim) for table in (sin, cos))
+    sin, cos = (_broadcast_over_heads(table, t, rotary_dim) for table in (sin, cos))
     kept, rotated = t[..., rotary_dim:], t[..., :rotary_dim]
     pairs = _to_float32(rotated).reshape((*t.shape[:-1], rotary_dim // 2, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
@@ -80,7 +80,7 @@ def rotary_pos_embed(
     return result if rotary_dim == t.shape[-1] else ops.concat([result, kept], -1)
 
 
-def _over_heads(table: popxl.Tensor, t: popxl.Tensor, rotary_dim: int) -> popxl.Tensor:
+def _broadcast_over_heads(table: popxl.Tensor, t: popxl.Tensor, rotary_dim: int) -> popxl.Tensor:
     """Reshape a table to broadcast with (batch, sequence, heads, rotary_dim / 2)."""
     batch, sequence, _, size = t.shape
     wanted = (sequence, rotary_dim // 2)

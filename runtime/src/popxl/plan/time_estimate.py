@@ -44,7 +44,7 @@ class EntryTransfers:
 
 
 @dataclass(frozen=True)
-class BulkEstimate:
+class StagedTimeEstimate:
     """Compute and transfers of each stage of a run, from which its time is estimated.
 
     Attributes:
@@ -77,19 +77,19 @@ class BulkEstimate:
         segment_costs: Mapping[Segment, SegmentCost],
         rates: Rates,
         window: int,
-    ) -> BulkEstimate:
+    ) -> StagedTimeEstimate:
         """Creates the estimate of a program with all entries in host memory."""
         stages = StageBuilder(schedule, segment_costs, rates)
         count = len(stages.compute_seconds)
         entry_transfers = [0] * count, [0] * count, [0.0] * count, [0.0] * count
         calls = stages.dispatch_seconds, stages.load_calls, stages.store_calls
-        bulk_estimate = cls(
+        time_estimate = cls(
             stages.compute_seconds, stages.transfers, *entry_transfers, *calls, rates, window
         )
-        bulk_estimate.set_location(stages.transfers, 1)
-        return bulk_estimate
+        time_estimate.move_entries(stages.transfers, 1)
+        return time_estimate
 
-    def set_location(self, entries: Iterable[Entry], sign: int) -> None:
+    def move_entries(self, entries: Iterable[Entry], sign: int) -> None:
         """Moves entries to host memory (`sign` 1) or to the device (`sign` -1)."""
         for entry in entries:
             transfers = self.transfers[entry]
@@ -106,18 +106,18 @@ class BulkEstimate:
                 self.dispatch_seconds[stage] += put
 
     @contextmanager
-    def with_on_device(self, entries: Sequence[Entry]) -> Iterator[None]:
+    def entries_on_device(self, entries: Sequence[Entry]) -> Iterator[None]:
         """Context in which the entries are on the device."""
-        self.set_location(entries, -1)
+        self.move_entries(entries, -1)
         yield
-        self.set_location(entries, 1)
+        self.move_entries(entries, 1)
 
     @property
     def transfer_seconds(self) -> float:
         """Returns the seconds of all transfers without overlap."""
         return sum(self.load_seconds) + sum(self.store_seconds)
 
-    def seconds(self) -> float:
+    def run_seconds(self) -> float:
         """Returns the estimated seconds of a run.
 
         Conditional expressions are faster than max and min, which would take most of the time.
@@ -163,7 +163,7 @@ class BulkEstimate:
 
 
 class StageBuilder:
-    """Groups the segments of a run into stages (see `BulkEstimate`)."""
+    """Groups the segments of a run into stages (see `StagedTimeEstimate`)."""
 
     def __init__(
         self, schedule: Schedule, segment_costs: Mapping[Segment, SegmentCost], rates: Rates
@@ -171,7 +171,10 @@ class StageBuilder:
         self.compute_seconds, self.dispatch_seconds = [0.0], [0.0]
         self.load_calls, self.store_calls = [0], [0]
         self.transfers: dict[Entry, EntryTransfers] = {}
-        each = {s: (cost.seconds(rates), cost.dispatch(rates)) for s, cost in segment_costs.items()}
+        each = {
+            s: (cost.seconds(rates), cost.dispatch_seconds(rates))
+            for s, cost in segment_costs.items()
+        }
         events = events_of_run(schedule)
         spent = [max(each[step.segment]) for step, _ in events if isinstance(step, Run)]
         self._least = sum(spent) / _STAGES
