@@ -269,11 +269,8 @@ class Task:
                 if data_warnings is not None and self.is_user_data:
                     data_warnings.check_row(
                         location,
-                        row,
-                        {
-                            *self._used_columns(location, row, row_schema.pair, reader),
-                            *self.languages.find_columns(row),
-                        },
+                        self.languages.without_language_names(row),
+                        self._used_columns(location, row, row_schema.pair, reader),
                     )
             except NullError as error:
                 if self.on_null == "error":

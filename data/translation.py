@@ -60,14 +60,14 @@ class TranslationLanguages:
             *(None if t is None or t.columns else t.render({}) for t in self.templates)
         )
 
-    def find_columns(self, row: Row) -> tuple[str, ...]:
-        """Columns of a row that say its languages."""
-        return tuple(
+    def without_language_names(self, row: Row) -> Row:
+        """The row without its columns that say languages."""
+        names = {
             column
             for template, usual in zip(self.templates, LANGUAGE_COLUMNS, strict=True)
             for column in (usual if template is None else template.columns)
-            if column in row
-        )
+        }
+        return {column: value for column, value in row.items() if column not in names}
 
     def row_languages(self, row: Row) -> Languages:
         """Languages of a row.
