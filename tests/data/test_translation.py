@@ -14,7 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq
+from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right as shift_m2m
+from transformers.models.marian.modeling_marian import shift_tokens_right as shift_marian
+from transformers.models.mbart.modeling_mbart import shift_tokens_right as shift_mbart
 
 from config.bart import BartConfig
 from config.errors import UserError
@@ -397,3 +401,37 @@ def test_languages_survive_the_token_cache(tmp_path: Path) -> None:
     store.write_columns(tmp_path / "f", {"unlabeled": 0, "nulls": 0, "characters": "", "notes": {}})
     corpus, _ = read_token_store(tmp_path / "f")
     assert [example.languages for example in corpus.examples] == languages
+
+
+SHIFTS: dict[str, tuple[str, Any]] = {
+    "nllb": ("m2m_100", lambda labels, pad: shift_m2m(labels, pad, 2)),
+    "m2m_100": ("m2m_100", lambda labels, pad: shift_m2m(labels, pad, 2)),
+    "mbart50": ("mbart", shift_mbart),
+    "mbart": ("mbart", shift_mbart),
+    "marian": ("marian", lambda labels, pad: shift_marian(labels, pad, pad)),
+}
+"""Model type of each tokenizer, and how transformers' model makes decoder inputs of labels."""
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+@pytest.mark.parametrize("examples_per_sample", [1, 4])
+def test_decoder_inputs_are_those_of_transformers(
+    name: str, examples_per_sample: int, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also of packed samples, whose empty places have no labels."""
+    data = pipeline_of(name, folders, tmp_path)
+    model_type, shift = SHIFTS[name]
+    pad = data.tokenizer.pad_token_id
+    start = pad if model_type == "marian" else 2
+    values: dict[str, Any] = {
+        "model.model_type": model_type, "model.decoder_start_token_id": start,
+        "data.examples_per_sample": examples_per_sample, "model.sequence_length": 64,
+    }  # fmt: skip
+    data = replace(data, user_config=data.user_config.with_values(values))
+    samples = data.make_samples(data.read_corpus("train"))
+    batch = samples.take(np.arange(len(samples)))
+    has_labels = (batch["labels"] != IGNORE_INDEX).any(axis=1)
+    assert has_labels.sum() == 2 * len(ENGLISH)
+    expected = shift(torch.tensor(batch["labels"][has_labels]), pad).numpy()
+    np.testing.assert_array_equal(batch["decoder_input_ids"][has_labels], expected)
+    assert (batch["decoder_input_ids"][~has_labels][:, 1:] == pad).all()
