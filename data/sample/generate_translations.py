@@ -102,7 +102,7 @@ def generate_translation_rows(split: str) -> Iterator[dict[str, str]]:
     sentences = [
         Sentence(person, *numbers)
         for person in PEOPLE
-        for numbers in product(*(range(len(words)) for words in (VERBS, COLORS, THINGS, ENDS)))
+        for numbers in product(*(range(len(table)) for table in (VERBS, COLORS, THINGS, ENDS)))
     ]
     drawn = random.Random(SEED).sample(sentences, sum(SIZES.values()))
     start = 0 if split == "train" else SIZES["train"]

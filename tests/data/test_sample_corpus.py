@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from data.sample import (
     generate,
     generate_conversations,
     generate_preferences,
+    generate_translations,
     train_chat_tokenizer,
     train_tokenizer,
+    train_translation_tokenizer,
 )
 from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS
 from data.task import NLI_LABELS, SAMPLE_FOLDER
@@ -148,6 +151,30 @@ def test_generating_conversations_again_gives_the_committed_files(tmp_path: Path
         assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
     for file in (SAMPLE_FOLDER / "chat_tokenizer").iterdir():
         assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_generating_translations_again_gives_the_committed_files(tmp_path: Path) -> None:
+    generate_translations.write_translations(tmp_path)
+    train_translation_tokenizer.write_tokenizer(tmp_path / "tokenizer")
+    for split in MIN_PAIRS:
+        committed = SAMPLE_FOLDER / "translations" / f"{split}.jsonl"
+        assert (tmp_path / "translations" / committed.name).read_bytes() == committed.read_bytes()
+    for file in (SAMPLE_FOLDER / "translation_tokenizer").iterdir():
+        assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_translations_are_in_the_words_of_their_languages() -> None:
+    """Each sentence has one in each language, and no sentence is in both splits."""
+    sources = {}
+    for split in MIN_PAIRS:
+        rows = list(generate_translations.generate_translation_rows(split))
+        sources[split] = {row["source"] for row in rows}
+        assert len(rows) == 2 * len(sources[split])
+        for row in rows:
+            german = row["target_language"] == "deu_Latn"
+            article = r"(den|die|das) \w+(e|en) [A-Z]" if german else r"(le|la) [a-z]"
+            assert re.search(f" {article}", row["target"]), row
+    assert not sources["train"] & sources["validation"]
 
 
 def test_answers_of_conversations_are_in_what_was_told() -> None:

@@ -33,7 +33,7 @@ from data.seq2seq import SEQ2SEQ, encode_examples, truncate_examples
 from data.sources import DataError
 from data.task import SAMPLE_FOLDER, check_task_and_files, task_from_config
 from data.token_store import TokenStore, read_token_store
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, add_tokens
 from files.file_location import FileLocation
 from huggingface.hub import load_tokenizer
 from tests.data.translation_tokenizers import ENGLISH, GERMAN, LANGUAGES, write_tokenizer
@@ -435,3 +435,16 @@ def test_decoder_inputs_are_those_of_transformers(
     expected = shift(torch.tensor(batch["labels"][has_labels]), pad).numpy()
     np.testing.assert_array_equal(batch["decoder_input_ids"][has_labels], expected)
     assert (batch["decoder_input_ids"][~has_labels][:, 1:] == pad).all()
+
+
+@pytest.mark.parametrize("name", ["nllb", "mbart50", "mbart"])
+def test_an_added_token_is_a_language(name: str, folders: dict[str, Path]) -> None:
+    """Such as one that NLLB was not trained on."""
+    hf = load_tokenizer(str(folders[name]))
+    add_tokens(hf, ["gsw_Latn"])
+    tokenizer, languages = Tokenizer(hf), Languages(LANGUAGES[name][0], "gsw_Latn")
+    (example,) = encode_examples([Example("Hello", "Hallo", languages=languages)], tokenizer)
+    code = hf.convert_tokens_to_ids("gsw_Latn")
+    target = example.ids[example.loss_mask]
+    assert target[-1 if name == "mbart" else 0] == code == len(hf) - 1
+    assert tokenizer.decode([target]) == ["Hallo"]

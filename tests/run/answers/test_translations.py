@@ -105,7 +105,8 @@ def test_translations_are_those_of_transformers(name: str, mixed: bool, tmp_path
     out = tmp_path / "out.jsonl"
     assert run_generation.main([
         "--load", str(folder), "--file", str(tmp_path / "rows.jsonl"), "--out", str(out),
-        "--generation.max_tokens", str(LENGTH), "--device", "cpu", "--sequence_length", "40", *flags,
+        "--generation.max_tokens", str(LENGTH), "--device", "cpu", "--sequence_length", "40",
+        *flags,
     ]) == 0  # fmt: skip
     tokenizer = Tokenizer(load_tokenizer(str(folder)))
     found = [json.loads(line)["generated"] for line in out.read_text("utf-8").splitlines()]
