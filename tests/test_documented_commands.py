@@ -50,8 +50,8 @@ SCRIPTS = {
     "run_inference.py": (run_inference, run.evaluation.compare_with_hf, "compare_with_hf"),
     "run_generation.py": (run_generation, run.answers.generate, "resolve_prompt_format"),
     "run_export.py": (run_export, run.hf_export, "check_lower_bound"),
-    "finetuning.py": (finetuning, finetuning, "measure"),
-    "inference.py": (inference, inference, "measure"),
+    "finetuning.py": (finetuning, finetuning, "measure_throughput"),
+    "inference.py": (inference, inference, "measure_throughput"),
 }
 
 
