@@ -1,4 +1,4 @@
-"""Checks of Hugging Face config.json files that all model families share; special token ids."""
+"""Checks that all model families make of a Hugging Face config.json; special token ids."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _any_setting_equals(names: Collection[str], value: Any, hf_config: Mapping[s
 
 @cache
 def hf_defaults(model_type: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """Returns the defaults of a transformers config class, and the names all classes share.
+    """Returns a transformers config class's default settings, and the names that all classes share.
 
     The names include generation's.
     """

@@ -18,13 +18,13 @@ HEAD = "head"
 
 
 def layer_name(index: int) -> str:
-    """Returns the name of decoder layer `index` in the weight map."""
+    """Returns the name that decoder layer number `index` has in the weight map."""
     return f"layer.{index}"
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Factories of a decoder-only model's modules.
+    """The functions that create a decoder-only model's modules: embeddings, blocks and head.
 
     Each call builds new modules, inside `use_run_config`.
 
@@ -93,7 +93,7 @@ def decoder_weight_map(config: RunConfig, spec: DecoderSpec) -> WeightMap:
 def _split_off_experts(
     layer: str, mappings: Sequence[WeightMapping], expert_groups: int
 ) -> tuple[list[WeightMapping], dict[str, tuple[WeightMapping, ...]]]:
-    """Splits a layer's weight mappings into non-expert ones and those of each expert group."""
+    """Splits one layer's weight mappings into those of each expert group and all the others."""
     experts = [m for m in mappings if ".experts." in m.path]
     others = [m for m in mappings if ".experts." not in m.path]
     return others, {

@@ -1,4 +1,4 @@
-"""Specification of an encoder-decoder: training, generation and weight map derive from it."""
+"""Specification of an encoder-decoder model, from which training and generation are built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ModuleT = TypeVar("ModuleT", bound=Module)
 
 @dataclass(frozen=True)
 class BlockStack:
-    """The blocks of an encoder or a decoder.
+    """The stack of transformer blocks of an encoder or a decoder.
 
     They have the same variables, except for a `PositionBias` that the first block owns, if all
     share it.
@@ -47,13 +47,13 @@ class BlockStack:
 
     @property
     def types(self) -> Sequence[Any]:
-        """The type of each block."""
+        """Layer type of each block of the stack, in order."""
         owns_bias = self.find_position_bias() is not None
         return self.layer_types or [owns_bias and i == 0 for i in range(self.num_layers)]
 
     @property
     def types_without_bias(self) -> Sequence[Any]:
-        """The type of each block, if the position bias is computed elsewhere."""
+        """Layer type of each block if its position bias is an input instead of its own variable."""
         return self.layer_types or [False] * self.num_layers
 
     def find_position_bias(self) -> tuple[str, PositionBias] | None:
@@ -69,7 +69,7 @@ class BlockStack:
 
 @dataclass(frozen=True)
 class EncoderDecoderSpec:
-    """Factories of an encoder-decoder's modules.
+    """The functions that create an encoder-decoder's modules: embeddings, blocks and heads.
 
     Each call builds new modules, inside `use_run_config`.
 
@@ -97,12 +97,12 @@ class EncoderDecoderSpec:
 
     @property
     def stacks(self) -> dict[str, BlockStack]:
-        """The block stacks of encoder and decoder, by the names "encoder" and "decoder"."""
+        """The encoder's and the decoder's stack of blocks, by the names "encoder" and "decoder"."""
         return {"encoder": self.encoder, "decoder": self.decoder}
 
     @property
     def token_layer(self) -> str:
-        """Layer of the weight map that owns the embedding weight of the decoder and a tied head."""
+        """Weight-map name of the layer that owns the embedding weight of decoder and tied head."""
         return DECODER_EMBEDDINGS if self.has_decoder_tokens else EMBEDDINGS
 
 
@@ -148,7 +148,7 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
 
 
 def layer_name(stack: str, index: int) -> str:
-    """Returns the name of layer `index` of the encoder or decoder in the weight map."""
+    """Returns the weight-map name of encoder or decoder layer number `index`."""
     return f"{stack}.{index}"
 
 

@@ -24,10 +24,10 @@ def make_fp8_recipe(config: RunConfig) -> Recipe | None:
 
 
 def fp8_layer_context(config: RunConfig) -> AbstractContextManager[None]:
-    """Returns a context manager: new linear layers multiply by the configured FP8 recipe."""
+    """Returns a context manager in which new linear layers multiply by the run's FP8 recipe."""
     return addons.fp8_autocast(make_fp8_recipe(config))
 
 
 def fp8_head_context(config: RunConfig) -> AbstractContextManager[None]:
-    """Returns a context manager for creating an LM head: FP8 only if `fp8.head` is set."""
+    """Returns a context manager in which a new LM head multiplies in FP8 if `fp8.head` is set."""
     return nullcontext() if config.fp8.head else addons.fp8_autocast(None)

@@ -1,4 +1,4 @@
-"""Model families: one record per family with everything the scripts need of it."""
+"""Model families: one record per family with all functions that the scripts call for it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def with_batch_advice(
     """Return a copy of a plan that advises the smallest batch size to keep the devices busy.
 
     Args:
-        is_told: the user set the layout, so larger batches keep it.
+        has_explicit_layout: the user set the layout, so larger batches keep it.
     """
     config, machine = report.requirements.config, report.machine
     if report.requirements.placement_result is None or config.num_replicas == 1 or not report.fits:

@@ -17,7 +17,7 @@ from popxl import Tensor
 
 
 class PrefillAttentionContext(BlockContext):
-    """Attention context of prompts that fills the KV caches of all sequences of each prompt.
+    """Attention of a block that processes prompts and fills the KV caches of their sequences.
 
     Args:
         prompt_length, max_new_tokens, last_positions: see `KVCacheLayout`.
@@ -45,7 +45,7 @@ class PrefillAttentionContext(BlockContext):
 
 
 class DecodeAttentionContext(BlockContext):
-    """Attention context of one new token of each sequence, which reads and updates KV caches.
+    """Attention of a block that processes one token per sequence and updates the KV caches.
 
     Args:
         caches: K and V of the earlier tokens, (sequences, heads, cache length, head_dim) each.

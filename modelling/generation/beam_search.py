@@ -30,7 +30,7 @@ MASKED_SCORE = -1.0e9
 
 @dataclass(frozen=True)
 class BeamSearchStrategy(StatelessStrategy):
-    """Beam search as a `DecodingStrategy`.
+    """Settings of beam search, from which a program creates its `BeamSearch`.
 
     Attributes:
         beams: number of running sequences of each prompt.
@@ -51,7 +51,7 @@ class BeamSearchStrategy(StatelessStrategy):
 
 @dataclass(frozen=True)
 class BeamCandidates:
-    """The best continuations of each prompt's unfinished sequences, best first.
+    """Candidate continuations of each prompt's unfinished beams, best first.
 
     Attributes:
         scores: float32 (prompts, `num_candidates`), sums of log probabilities.
@@ -66,7 +66,7 @@ class BeamCandidates:
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """A `Search` with several beams per prompt.
+    """Beam search: chooses the tokens of several beams (sequences) per prompt.
 
     Its state: tokens and scores of the running sequences; tokens, scores and validity of the
     finished ones; which prompts are unfinished; state and token history of the logits processors.
@@ -182,7 +182,7 @@ class BeamSearch:
     def _score_tokens(
         self, logits: Tensor, position: Tensor, running: Tensor, history: list[Tensor]
     ) -> Tensor:
-        """Log probabilities after the logits processors, float32 (sequences, local vocabulary)."""
+        """Log probabilities after the logits processors: float32 (sequences, local vocabulary)."""
         generated = running.reshape((logits.shape[0], self.context.length))
         log_probabilities = logits - self._log_sum_exp(logits)
         return self.context.process_scores(log_probabilities, position, generated, history)
@@ -224,7 +224,7 @@ class BeamSearch:
     def _append_tokens(
         self, running: Tensor, candidates: BeamCandidates, position: Tensor
     ) -> Tensor:
-        """Append the candidates' tokens: int32 (prompts, `num_candidates` * length)."""
+        """Append each candidate's token to its beam: int32 (prompts, `num_candidates` * length)."""
         prompts, count = candidates.tokens.shape
         length = self.context.length
         before = _gather_beams(running, candidates.beams, length).reshape((prompts, count, length))
@@ -235,7 +235,7 @@ class BeamSearch:
         )
 
     def _length_penalty(self, position: Tensor) -> Tensor:
-        """Divisor of the score of a sequence that ends at `position`, a float32 scalar."""
+        """Divisor (length penalty) of the score of a sequence that ends at `position`, float32."""
         lengths = np.arange(1, self.context.length + 1, dtype=np.float64)
         table = popxl.constant(lengths**self.strategy.length_penalty, popxl.float32, "penalties")
         return ops.gather(table, position)
@@ -273,6 +273,6 @@ def _cast_to_int32(t: Tensor) -> Tensor:
 
 
 def _mask_disallowed(allowed: Tensor) -> Tensor:
-    """Mask scores: 0 where `allowed`, else `MASKED_SCORE`; bool -> float32, same shape."""
+    """Bias of scores: 0 where `allowed`, else `MASKED_SCORE`; bool -> float32, same shape."""
     zero, masked = (popxl.constant(x, popxl.float32) for x in (0.0, MASKED_SCORE))
     return ops.where(allowed, zero, masked)

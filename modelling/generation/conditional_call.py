@@ -1,4 +1,4 @@
-"""Conditional calls: skip a graph at run time if its results are not needed."""
+"""Conditional calls: a graph is skipped at run time if its results are not needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from popxl_addons import BoundGraph
 
 
 def any_across_replicas(mask: Tensor, groups: ParallelGroups) -> Tensor:
-    """Reduce a mask over prompts: bool (batch,) -> bool scalar, true if any replica has a true one.
+    """True on all replicas if any replica's mask has a true element: bool (batch,) -> bool scalar.
 
     The flag decides whether collectives run, so all replicas get the same one.
     """

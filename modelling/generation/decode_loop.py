@@ -40,10 +40,10 @@ def generate_tokens(
     inputs: Sequence[Tensor],
     groups: ParallelGroups,
 ) -> Tensor:
-    """Generate `length` tokens for each prompt: int32 (prompts, length), see
-    `Search.output_tokens`.
+    """Generate `length` tokens for each prompt: int32 (prompts, length), padded at the end.
 
-    Once the search has finished all prompts of all replicas, the remaining positions cost nothing.
+    They are those of `Search.output_tokens`. Once the search has finished all prompts of all
+    replicas, the remaining positions cost nothing.
 
     Args:
         inputs: see `Search.init_state`.

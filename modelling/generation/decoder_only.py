@@ -53,7 +53,7 @@ class DecoderOnlyGenerator:
         self.prompt_state: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """Find the position of each prompt's last token, which is the prompt state."""
+        """Find each prompt's last position, which decoding needs, and pad prompts on the left."""
         first, last_positions, has_prompt = last_tokens(input_ids, mask)
         first = repeat_interleave(first, self._copies)
         return PreparedPrompts(has_prompt, first, pad_left(input_ids, mask), [last_positions])
@@ -101,5 +101,5 @@ class DecoderOnlyGenerator:
     def _decode_block_inputs(
         self, layer_type: int, last_positions: Tensor, position: Tensor
     ) -> LayerInputs:
-        """Inputs of a `CachedDecoderBlock` block besides x and the KV caches."""
+        """Inputs of a `CachedDecoderBlock` besides x and the KV caches."""
         return [repeat_interleave(last_positions, self._copies), position]

@@ -1,4 +1,4 @@
-"""Choose the decoding strategy of a configuration: greedy, sampling or beam search."""
+"""The decoding strategy (greedy, sampling or beam search) that a configuration selects."""
 
 from __future__ import annotations
 

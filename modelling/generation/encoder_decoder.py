@@ -54,7 +54,7 @@ from popxl import Tensor, TensorSpec, ops
 
 
 class DecoderTokenContext(DecoderContext):
-    """Attention context of a decoder block that processes one new token of each sequence.
+    """Inputs besides x of an encoder-decoder's decoder block that processes one token per sequence.
 
     Args:
         caches: K and V of the encoder's output, then those of the earlier tokens, (sequences,
@@ -117,7 +117,7 @@ class DecoderTokenEmbeddings(LayerWrapper):
 
 
 class EncoderBlockWithBias(LayerWrapper):
-    """An encoder block whose position bias, if all blocks share it, is an input."""
+    """An encoder block; a position bias that all blocks share is one of its inputs."""
 
     def build(self, x: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> same shape.
@@ -130,7 +130,7 @@ class EncoderBlockWithBias(LayerWrapper):
 
 
 class CacheInitializer(LayerWrapper):
-    """Initial caches of a decoder block: K and V of cross-attention, empty ones for itself.
+    """Module that creates a decoder block's KV caches: cross-attention's full, the others empty.
 
     Args:
         sequences, length: number and length of the generated sequences.
@@ -200,7 +200,7 @@ class EncoderDecoderGenerator:
         ]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """Prepare the prompts; the prompt state is the encoder's padding mask."""
+        """Prepare the prompts; the encoder's padding mask is their tensor for decoding."""
         start = [self.special_tokens.decoder_start_token_id]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
         has_prompt = self._packing.has_tokens(mask)
@@ -268,7 +268,7 @@ class EncoderDecoderGenerator:
         return self._adapters.attach_to_head(self._model.head(), self._model.token_layer)
 
     def _make_blocks(self, stack_name: str) -> LayerModules:
-        """Create a stack's blocks without the position bias, which is passed as an input."""
+        """Create a stack's blocks; a position bias is no variable of theirs but an input."""
         stack = self._model.stacks[stack_name]
         names = [layer_name(stack_name, i) for i in range(stack.num_layers)]
         return self._adapters.build_layers(names, stack.types_without_bias, stack.block)
@@ -276,7 +276,7 @@ class EncoderDecoderGenerator:
     def _compute_position_bias(
         self, executor: LayerExecutor, stack: str, length: int
     ) -> list[Tensor]:
-        """Position bias between `length` positions, computed with the first layer's variables."""
+        """Position bias of `length` queries and keys, computed with the first layer's variables."""
         module = self._model.stacks[stack].find_position_bias()
         return (
             []

@@ -1,4 +1,4 @@
-"""Answers whose first tokens are given, one for each prompt, such as a translation's language."""
+"""Answers that begin with a given token, one for each prompt, such as a translation's language."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORCED_TOKENS = "forced_tokens"
 
 @dataclass(frozen=True, eq=False)
 class ForcedFirstTokens:
-    """A `DecodingStrategy` whose search takes the first token of each prompt's answer as given.
+    """A `DecodingStrategy` in which the first token of each prompt's answer is given.
 
     The model's own forced first token is not used.
 
@@ -63,7 +63,7 @@ class ForcedFirstTokens:
 
 @dataclass(frozen=True)
 class ForcedFirstSearch:
-    """A `Search` around another one; the forced tokens are the last tensor of its state.
+    """Wraps a `Search` and forces each answer's first token; these tokens end the search's state.
 
     Attributes:
         sequences_per_prompt: number of sequences decoded for each prompt.

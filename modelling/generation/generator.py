@@ -32,12 +32,12 @@ LayerInputsFn = Callable[..., LayerInputs]
 
 
 def no_layer_inputs(layer_type: int, *tensors: Tensor) -> LayerInputs:
-    """Return no further inputs for a layer."""
+    """Return an empty list: a layer has no inputs besides x and the tensors of its prompt."""
     return []
 
 
 class LayerExecutor(Protocol):
-    """Runs the layers of a model by their names in the weight map."""
+    """Interface: runs a model's layers, which it finds by their names in the weight map."""
 
     def run_layer(
         self,
@@ -85,7 +85,7 @@ class LayerExecutor(Protocol):
 
 
 class PreparedPrompts(NamedTuple):
-    """Per-prompt tensors of a micro-batch, computed once before decoding.
+    """Tensors of a micro-batch that depend on its prompts only, computed once before decoding.
 
     Attributes:
         has_prompt: bool (prompts,), false for rows that only fill up the batch.
@@ -101,7 +101,7 @@ class PreparedPrompts(NamedTuple):
 
 
 class Generator(Protocol):
-    """A model's prefill and decoding step, created in the Ir that uses it.
+    """Interface of a model family: prefill and decoding step, created in the Ir that uses them.
 
     Attributes:
         prompt_length: tokens of a sample, padding included.

@@ -17,7 +17,7 @@ LARGEST_EXACT_INTEGER = 2**24  # float32 holds every integer up to it
 
 @dataclass(frozen=True)
 class GreedyStrategy(StatelessStrategy):
-    """Greedy search as a `DecodingStrategy`."""
+    """Settings of greedy search, from which a program creates its `GreedySearch`."""
 
     logits_processors: LogitsProcessors = NO_PROCESSORS
 
@@ -70,5 +70,5 @@ def check_vocab_size(vocab_size: int) -> None:
 
 
 def _reshape_to_row(x: Tensor) -> Tensor:
-    """Reshape (batch,) -> (1, batch)."""
+    """Reshape a vector to a row: (batch,) -> (1, batch)."""
     return x.reshape((1, x.shape[0]))

@@ -37,7 +37,7 @@ def update_cache(
 
 
 def reorder_cache(caches: Sequence[Tensor], beam_idx: Sequence[Tensor]) -> list[Tensor]:
-    """Gather the caches of the sequences that each beam continues: (sequences, ...), same shapes.
+    """Gather the caches of the sequence that each beam continues: (sequences, ...), same shape.
 
     Args:
         beam_idx: `SearchStepResult.beam_idx` as the only element; empty: each sequence keeps its

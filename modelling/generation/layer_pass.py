@@ -1,4 +1,4 @@
-"""Streamed generation: run one layer for all micro-batches before the next layer.
+"""Streamed generation: run one layer on all micro-batches before the next layer is loaded.
 
 As in training, a layer's weights are loaded from remote buffers once, and all micro-batches run
 through it. A micro-batch's state between layers and between positions (activations, KV caches,
@@ -24,20 +24,20 @@ LayerIOs = LayerIO | Sequence[LayerIO]
 
 
 def _shared_buffer_io(spec: popxl.TensorSpec, settings: PhaseSettings) -> LayerIO:
-    """Buffers of a layer input with one entry per micro-batch, shared by all layers."""
+    """Remote buffers of a layer input with one entry per micro-batch, which all layers share."""
     buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.num_micro_batches)
     return LayerIO(spec, RemoteHandle(buffer, None))
 
 
 def _per_layer_buffer_io(t: Tensor, settings: PhaseSettings, num_layers: int) -> LayerIO:
-    """Buffers of a layer input with one entry per layer and micro-batch, such as a KV cache."""
+    """Remote buffers of a layer input with an entry per layer and micro-batch, such as a cache."""
     return LayerIO(
         t.spec, RemoteHandle(batch_serial_buffer(t, settings.num_micro_batches, num_layers))
     )
 
 
 class LayerPass:
-    """A graph that runs all micro-batches through one layer at a time.
+    """A graph that runs one layer, given its weights, on all micro-batches.
 
     Args:
         module: `build` takes the values of `loads`, then the loop invariants.
@@ -90,5 +90,5 @@ class LayerPass:
         ).graph
 
     def run_layer(self, row: Tensor, weights: NamedTensors, *loop_invariants: Tensor) -> None:
-        """Run all micro-batches through layer `row`, with the given weights."""
+        """Run all micro-batches through the layer of index `row`, with the given weights."""
         self._serialised.bind(weights).call(row, *loop_invariants)

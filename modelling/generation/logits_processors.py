@@ -40,7 +40,7 @@ class LogitsProcessors:
         return self.repetition_penalty != 1.0 or self.no_repeat_ngram_size is not None
 
     def init_state(self, prompt_tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Initial state of the processors, carried through the decoding loop.
+        """Initial state of the logits processors, which the decoding loop carries.
 
         Args:
             prompt_tokens: int32 (prompts, n), the tokens before the first new one, padded on the
@@ -95,7 +95,7 @@ class LogitsProcessors:
     def advance_stop_states(
         self, states: list[Tensor], tokens: Tensor
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Advance the stop-string automaton of each sequence by one token.
+        """Advance by one token the automaton that looks for stop strings in each sequence.
 
         Returns:
             The new states, and a mask of the sequences in which a stop string has ended; None

@@ -31,8 +31,7 @@ Caches = list[list[Tensor]]
 
 
 class ResidentExecutor:
-    """An `LayerExecutor` that adds all layers to the graph of one module, which owns their
-    variables.
+    """A `LayerExecutor` that adds all layers to one module's graph, which owns their variables.
 
     Args:
         stage: "prompt" or "token", the label in plans.
@@ -52,7 +51,7 @@ class ResidentExecutor:
         prompt_state: Sequence[Tensor] = (),
         loop_invariants: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Run one layer; the token embedding that the encoder owns is named `embeddings`."""
+        """Run a layer by its name; `embeddings` means the token embedding that the encoder owns."""
         inner: Any = unwrap_layer(module)
         setattr(self._module, name, inner)
         if TOKENS in inner.named_children():
@@ -127,7 +126,7 @@ class ResidentExecutor:
     def _call_layer(
         self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *inputs: Any
     ) -> tuple[Tensor, ...]:
-        """Call a layer's graph; a layer that fills KV caches is called only if `enabled`.
+        """Call a layer's graph; a layer that fills KV caches runs only if `enabled` is true.
 
         Without the condition XLA delays filling the caches until all layers are done, and keeps the
         projections until then, which take one and a half times the memory of the caches.
@@ -191,7 +190,7 @@ class _DecodeModule(Module):
 
 
 class PrefillResult(NamedTuple):
-    """Outputs of prefill: prepared prompts, KV caches, further inputs of decoding.
+    """Outputs of the prefill graph: prepared prompts, KV caches and constant inputs of decoding.
 
     Attributes:
         caches: the caches that decoding updates, see `InitialDecodeState`.
@@ -204,7 +203,7 @@ class PrefillResult(NamedTuple):
 
 
 class ResidentModel:
-    """Prefill and decoding graphs of a generator, with all weights on the device.
+    """The prefill and the decoding graph of a model whose weights all stay on the device.
 
     Attributes:
         facts: factories of the model's variables, by layer and path of its weight map.
@@ -238,7 +237,7 @@ class ResidentModel:
         )
 
     def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> InitialDecodeState:
-        """Add prefill to the current graph; arguments as for `run_prefill`."""
+        """Add prefill of the prompts to the current graph; arguments as for `run_prefill`."""
         prompts, caches, decode_inputs = self.run_prefill(weights, input_ids, mask)
         decode = self.bind_decode(weights, decode_inputs)
         return InitialDecodeState(
@@ -261,7 +260,7 @@ class ResidentModel:
         return PrefillResult(prompts, kv, [*fixed, *prompts.prompt_state, *loop_invariants])
 
     def bind_decode(self, weights: NamedTensors, decode_inputs: Sequence[Tensor]) -> BoundGraph:
-        """Bind weights and prefill's constant outputs to the decoding graph."""
+        """Bind the weights and prefill's constant outputs to the decoding graph's inputs."""
         num_kv = NUM_KV_TENSORS * len(self._counts)
         constant = self._decode.graph.inputs[2 + num_kv :]  # after position, input_ids and caches
         named = dict(zip(constant, decode_inputs, strict=False))  # the weights are the last inputs

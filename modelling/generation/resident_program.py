@@ -47,7 +47,7 @@ class GenerationProgram:
 
     @property
     def prompts_per_sample(self) -> int:
-        """Largest number of prompts that share a sample."""
+        """Largest number of prompts that are packed into one sample."""
         return self.tokens.shape[0] // self.input_ids.shape[0]
 
 

@@ -27,7 +27,7 @@ UNIFORMS = "uniforms"
 
 @dataclass(frozen=True)
 class SamplingStrategy:
-    """Sampling as a `DecodingStrategy`.
+    """Settings of sampling, from which a program creates its `SamplingSearch`.
 
     Attributes:
         seed: seed of all random numbers.
@@ -59,7 +59,7 @@ class SamplingStrategy:
 
 
 def draw_uniforms(seed: int, prompt_index: int, length: int) -> np.ndarray:
-    """Draw a uniform number in [0, 1) for each token of a prompt: float32 (length,).
+    """Draw a number from the uniform distribution on [0, 1) for each token: float32 (length,).
 
     Raw output of the Philox generator, which numpy guarantees to stay the same.
     """
@@ -106,7 +106,7 @@ class SamplingSearch(SingleSequenceSearch):
 
 
 def _sample_inverse_cdf(cumulative: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse transform sampling: cumulative (batch, n), drawn (batch, 1) -> int32 (batch,).
+    """Token index that a uniform number selects: (batch, n), (batch, 1) -> int32 (batch,).
 
     That is the index of the token whose interval `uniforms` lies in: int32 (batch,).
     """

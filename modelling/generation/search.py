@@ -17,7 +17,7 @@ from popxl import Tensor, TensorSpec, ops
 
 @dataclass(frozen=True)
 class SpecialTokenIds:
-    """Ids of the special tokens in generation.
+    """Token ids with a special role in generation: start, end, padding, forced, suppressed.
 
     Attributes:
         eos_token_id: the last token of a sequence.
@@ -81,7 +81,7 @@ class SearchContext:
     def process_scores(
         self, scores: Tensor, position: Tensor, generated: Tensor, history: list[Tensor]
     ) -> Tensor:
-        """Apply logits processors, suppressed and forced tokens.
+        """Apply logits processors to the logits, and suppress or force tokens, as configured.
 
         (sequences, local vocabulary) -> same shape. A suppressed token gets the score -inf; a
         forced one gets 0 and all others -inf, as in transformers. Arguments as for
@@ -113,12 +113,12 @@ class SearchContext:
         return ops.where(is_forced, self._one_token(token, scores.shape[1]), scores)
 
     def _one_token(self, token: Tensor, local_size: int) -> Tensor:
-        """Scores that allow one token only: float32 (1 or sequences, local vocabulary)."""
+        """Scores that allow only one token: float32 (1 or sequences, local vocabulary)."""
         zero, forbidden = (popxl.constant(x, popxl.float32) for x in (0.0, -np.inf))
         return ops.where(self._is_column(token, local_size), zero, forbidden)
 
     def _is_column(self, token: Tensor, local_size: int) -> Tensor:
-        """Mask of a token in the scores: bool (1 or sequences, local vocabulary)."""
+        """True in the scores' column of a token: bool (1 or sequences, local vocabulary)."""
         columns: Tensor = popxl.constant(np.arange(local_size)[None], popxl.int32, "columns")
         if self.groups.tensor_parallel > 1:
             columns = columns + self.groups.tp_rank() * local_size
@@ -140,7 +140,7 @@ class SearchStepResult(NamedTuple):
 
 
 class Search(Protocol):
-    """Chooses the tokens of a batch of prompts; its methods add ops to the current graph.
+    """Interface: chooses the tokens of a batch of prompts; methods add ops to the current graph.
 
     It decodes `DecodingStrategy.sequences_per_prompt` sequences for each prompt, next to each other
     in the batch. Its state is tensors that the decoding loop carries. Replicas of a tensor-parallel
@@ -179,7 +179,7 @@ class Search(Protocol):
 
 
 class DecodingStrategy(Protocol):
-    """A decoding strategy: plain settings, from which a program creates its search."""
+    """Interface: settings of a decoding strategy, from which a program creates its `Search`."""
 
     @property
     def sequences_per_prompt(self) -> int:
@@ -192,7 +192,7 @@ class DecodingStrategy(Protocol):
         ...
 
     def input_specs(self, num_prompts: int, length: int) -> Mapping[str, TensorSpec]:
-        """Specs of the search's further inputs for a micro-batch by name, (prompts, ...) each."""
+        """Specs of the search's inputs besides logits, by name: (prompts, ...) per micro-batch."""
         ...
 
     def input_arrays(self, prompt_indices: np.ndarray, length: int) -> Mapping[str, np.ndarray]:

@@ -60,7 +60,7 @@ class SingleSequenceSearch:
 
 
 class StatelessStrategy:
-    """Base class of decoding strategies whose search has no inputs besides logits."""
+    """Base class of decoding strategies whose search has no inputs besides the logits."""
 
     def input_specs(self, num_prompts: int, length: int) -> Mapping[str, TensorSpec]:
         return {}

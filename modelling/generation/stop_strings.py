@@ -119,7 +119,7 @@ def _build_automaton(stop_strings: Sequence[bytes]) -> tuple[np.ndarray, np.ndar
 
 
 def _token_transitions(transitions: np.ndarray, is_final: np.ndarray, token: bytes) -> np.ndarray:
-    """Next state from every state after a token's bytes: int64 (states,)."""
+    """Next automaton state from every state after all bytes of a token: int64 (states,)."""
     states, ended = np.arange(len(transitions)), np.zeros(len(transitions), bool)
     for byte in token:
         states = transitions[states, byte]

@@ -26,7 +26,7 @@ ONCE = [(0, range(1))]
 
 
 class LayerWithSharedInputs(LayerWrapper):
-    """Wraps a layer so that it computes the inputs shared by layers of its type."""
+    """Wraps a layer so that it computes itself the inputs that all layers of its type share."""
 
     def __init__(self, layer: Module, layer_inputs: LayerInputsFn, has_caches: bool) -> None:
         super().__init__(layer)
@@ -48,7 +48,7 @@ class LayerWithSharedInputs(LayerWrapper):
 
 
 class StreamedExecutor:
-    """An `LayerExecutor` that builds a layer pass for each layer and runs it at once.
+    """A `LayerExecutor` that streams weights: runs each layer on all micro-batches, then the next.
 
     Args:
         stage: "prompt" or "token", the label in plans.

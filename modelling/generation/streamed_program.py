@@ -38,7 +38,7 @@ def build_streamed_program(
     weight_map: WeightMap,
     strategy: DecodingStrategy | None = None,
 ) -> GenerationProgram:
-    """Build the generation program that streams weights from host memory.
+    """Build the generation program that loads weights from host memory, layer by layer.
 
     A run takes `num_streamed_batches` micro-batches on each replica.
 
@@ -64,7 +64,7 @@ def build_streamed_program(
 
 
 def num_streamed_batches(config: RunConfig) -> int:
-    """Number of micro-batches per data-parallel replica that share one load of the weights."""
+    """Number of micro-batches per data-parallel replica that use each load of a layer's weights."""
     e = config.execution
     samples = e.micro_batch_size * e.data_parallel
     configured = config.generation.micro_batches
@@ -72,7 +72,7 @@ def num_streamed_batches(config: RunConfig) -> int:
 
 
 def _with_num_micro_batches(config: RunConfig, count: int) -> RunConfig:
-    """Return the configuration whose batch size gives `count` micro-batches per replica.
+    """Return the configuration with the batch size that gives `count` micro-batches per replica.
 
     See `PhaseSettings.num_micro_batches`.
     """
@@ -128,7 +128,7 @@ class GeneratedTokens(Module):
 
 
 def _identity_beam_idx(sequences: int) -> Tensor:
-    """Beam indices that keep each sequence: int32 (sequences,)."""
+    """Beam indices with which each sequence continues itself: int32 (sequences,)."""
     return popxl.constant(np.arange(sequences), popxl.int32, "identity")
 
 
@@ -204,7 +204,7 @@ class StreamedProgramBuilder:
         return tokens
 
     def _start_search(self, row: Tensor, no_weights: NamedTensors) -> None:
-        """Start the search for all micro-batches."""
+        """Turn the prompts of all micro-batches into first tokens and initial search states."""
         layer_io = self.inputs.layer_io
         search_inputs = [layer_io(name) for name in self.search_inputs]
         prepare = LayerPass(

@@ -24,7 +24,7 @@ TOKENS = "tokens."
 
 
 class PhaseWeights:
-    """The weights of one phase in remote buffers, for all layer passes that use them.
+    """Weights of one phase (layers of one type) in remote buffers, from which layers are loaded.
 
     Their buffers are those of training, so that a training session can share its entries.
 
@@ -68,7 +68,7 @@ class PhaseWeights:
 
     @property
     def variables(self) -> list[NamedTensors]:
-        """Create the host-accessible variables of each layer."""
+        """Create, for each layer, the variables through which the host writes the weights."""
         return [self._create_layer_variables(row) for row in range(self.entries)]
 
     def _create_layer_variables(self, row: int) -> NamedTensors:
@@ -80,7 +80,7 @@ class PhaseWeights:
         return NamedTensors(fwd=NamedTensors.from_dict(variables))
 
     def load_full(self, names: Sequence[str], row: Tensor) -> NamedTensors:
-        """Load the named weights of layer `row`; all-gathered and dequantized."""
+        """Load the named weights of layer `row`, all-gathered over their shards and dequantized."""
         key = tuple(names)
         if key not in self._loads:
             self._loads[key] = self._build_loader(key)
@@ -114,7 +114,7 @@ class PhaseWeights:
     def run_layers(
         self, layer_pass: LayerPass, layers: range, first_pass_row: int, *loop_invariants: Tensor
     ) -> None:
-        """Run all micro-batches through a range of layers.
+        """Run all micro-batches through the layers of a range, one layer after the other.
 
         Args:
             layers: the layers' rows in the phase.
@@ -131,7 +131,7 @@ class PhaseWeights:
 
 
 class ExpertGroupWeights(PhaseWeights):
-    """Weights of expert groups; a layer pass loads all groups of its layer.
+    """Expert weights in remote buffers by group of experts; all groups of a layer load together.
 
     Args:
         rows: weight mappings of one group.
@@ -148,7 +148,7 @@ class ExpertGroupWeights(PhaseWeights):
     def add_group_variables(
         self, facts: Mapping[str, VariableFactory]
     ) -> dict[str, VariableFactory]:
-        """Create buffers for a layer's expert variables; returns the other variables."""
+        """Create buffers for a layer's expert variables; returns the layer's other variables."""
         experts = {
             n: self._group_variable_factory(n, f) for n, f in facts.items() if n in self._axes
         }
@@ -176,7 +176,7 @@ class ExpertGroupWeights(PhaseWeights):
 
 
 class ModelWeights:
-    """The weights of all phases of a model, by stack.
+    """The weights of all phases of a model, grouped by stack (encoder or decoder).
 
     Args:
         weight_map: of the model.
@@ -199,7 +199,7 @@ class ModelWeights:
                 self._first[layers[0]] = weights
 
     def _add_experts(self, phase: str, layers: Sequence[str], settings: PhaseSettings) -> None:
-        """Attach the weights of expert groups to the phase of their layers."""
+        """Attach the expert weights to the phases of the layers that use them."""
         assert settings.weight_map is not None
         phase_weights, rows = (
             self._first[without_expert_group(layers[0])],
@@ -215,7 +215,7 @@ class ModelWeights:
         return {p.name: p.variables for p in all_phases}
 
     def first_phase(self, stack: str) -> PhaseWeights:
-        """Return the phase of a stack's first layer."""
+        """Return the phase that contains the first layer of a stack (encoder or decoder)."""
         return self._phases[stack][0]
 
     def num_layers(self, stack: str) -> int:
@@ -229,7 +229,7 @@ class ModelWeights:
         runs: Sequence[tuple[int, range]],
         *loop_invariants: Tensor,
     ) -> None:
-        """Run all micro-batches through a stack's layers, with the pass of each layer's type.
+        """Run all micro-batches through all layers of a stack (encoder or decoder).
 
         Args:
             pass_by_type: the pass of each layer type.

@@ -1,4 +1,4 @@
-"""Generation for streaming output: each program run generates one token and keeps its state."""
+"""Generation that streams its output: each program run generates one token and keeps its state."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def build_token_by_token_program(
 
 
 class TokenStep:
-    """Graphs of a token-by-token run: prefill or one decoding step.
+    """The graphs of one run: prefill of the prompt, or one decoding step.
 
     The state between runs: position, a flag that is true if a prompt needs more tokens, the tokens
     to read, the search's state, the caches, and the decoder's constant inputs.

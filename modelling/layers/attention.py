@@ -43,7 +43,7 @@ class AttentionSpec:
 
     @property
     def compares_positions(self) -> bool:
-        """True if positions decide which keys a query sees."""
+        """True if attention depends on token positions (causal mask or window)."""
         return self.causal or self.window is not None
 
 
@@ -90,7 +90,7 @@ def packed_qk_ids(segment_starts: Tensor) -> list[Tensor]:
 
 
 class Attention(addons.Module):
-    """softmax(scores + biases) v, for all queries at once or chunk by chunk.
+    """Attention output softmax(scores + biases) v, for all queries at once or chunk by chunk.
 
     Scores and softmax are in float32, whatever the dtype of q, k and v: scores without a scale, as
     in T5, need it.
@@ -204,7 +204,7 @@ class Attention(addons.Module):
         )
 
     def _mark_for_storage(self, x: Tensor) -> Tensor:
-        """Marks x for storage until the backward pass, in the layout its kernel reads fastest.
+        """Marks x as saved for the backward pass, in the layout that its kernel reads fastest.
 
         cuDNN's kernel takes (b, s, h, d), as projections produce it; a loop over tiles takes
         (b, h, s, d).

@@ -1,4 +1,4 @@
-"""Inputs of a transformer block besides x, for whole samples in training and evaluation.
+"""Inputs besides x of a transformer block that runs on full samples, to train or evaluate.
 
 Generation has contexts of its own (`modelling.generation.attention_contexts`), for prompts and for
 one token.
@@ -111,5 +111,5 @@ class BlockContext:
             self.expert_usage = self.expert_usage + usage
 
     def defer_experts(self, **inputs: Tensor) -> None:
-        """Saves the expert layer's inputs, so that the experts run in separate phases."""
+        """Saves the inputs of the expert layer; its experts then run in phases of their own."""
         self.expert_inputs = inputs

@@ -209,7 +209,7 @@ class LossChunkLoop(ChunkLoop):
 
 
 class _ChunkModule(addons.Module):
-    """Wraps a `ChunkFn` as a module."""
+    """Module whose `build` calls the function that a chunk loop applies."""
 
     def __init__(self, fn: ChunkFn) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def _seed_as_list(seed: Tensor | None) -> list[Tensor]:
 def _map_forward_values(
     backward: addons.GraphWithNamedArgs, values: Sequence[Tensor]
 ) -> dict[Tensor, Tensor]:
-    """Maps the inputs of a recomputing gradient graph to values of the forward graph's inputs."""
+    """Maps a recomputing gradient graph's inputs to the values of the forward graph's inputs."""
     info = backward.grad_graph_info
     by_input = dict(zip(info.forward_graph.inputs, values, strict=True))
     expected = zip(info.graph.inputs, info.expected_inputs, strict=True)

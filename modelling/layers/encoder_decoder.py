@@ -36,7 +36,7 @@ class PositionBias(Module):
 
 
 class StackContext(BlockContext):
-    """Inputs besides x of a block of the encoder or the decoder.
+    """Interface: inputs besides x of an encoder or decoder block.
 
     Args:
         seed: see `BlockContext`.

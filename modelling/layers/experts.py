@@ -34,7 +34,7 @@ GatedActivation = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ExpertUsage:
-    """Counting of expert usage; see `popxl_addons.ops.routing.count_expert_usage`.
+    """Counts the tokens that are routed to each expert, for metrics and the load-balancing loss.
 
     Attributes:
         num_experts: of a layer.
@@ -48,7 +48,7 @@ class ExpertUsage:
 
     @property
     def spec(self) -> TensorSpec:
-        """Spec of expert usage, float32 (2, num_experts): token counts, summed probabilities."""
+        """Spec of the usage tensor, float32 (2, num_experts): token counts, probability sums."""
         return TensorSpec((2, self.num_experts), popxl.float32)
 
     def add_load_balancing_loss(self, loss: Tensor, expert_usage: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Router(Module):
 
 @dataclass(frozen=True)
 class ExpertWeightNames:
-    """Names of the experts' weights in Hugging Face's files.
+    """Names of a mixture-of-experts layer's expert weights in Hugging Face files.
 
     Attributes:
         gate, up, down: an expert's projections.
@@ -286,7 +286,7 @@ class Experts(Module):
         return order, inverse_order, group_sizes
 
     def _rotate_to_local(self, topk_experts: Tensor) -> Tensor:
-        """Renumbers experts so that this replica's first expert is number 0."""
+        """Renumbers experts modulo their number so that this replica's first expert is number 0."""
         if not self.is_expert_parallel:
             return topk_experts
         count = popxl.constant(self.num_experts, popxl.int32, "experts")
@@ -296,7 +296,7 @@ class Experts(Module):
     def _partial_sum(
         self, x: Tensor, topk_weights: Tensor, sorted_rows: tuple[Tensor, ...]
     ) -> Tensor:
-        """Computes this replica's term of the output sum, (tokens, hidden).
+        """Computes this replica's term, (tokens, hidden), of the experts' sum over replicas.
 
         A replica has a shard of each expert's features or some of the experts; rows of experts on
         other replicas are zeros.
@@ -325,7 +325,7 @@ class Experts(Module):
         return self.down_adapter(hidden, y, group_sizes, expected, rows)
 
     def _expected_num_rows(self, topk_weights: Tensor) -> int | None:
-        """Returns the number of rows of local experts if routing is balanced; None: all rows."""
+        """Returns the rows that local experts get if routing is balanced; None: all rows."""
         local, total = self.num_local_experts, self.num_experts
         return None if local == total else topk_weights.nelms * local // total
 
@@ -415,7 +415,7 @@ class SharedExpertGate(Module):
 
 
 class _ExpertGroupMLP(Module):
-    """Holds a group's experts under the name `mlp`, as in a block."""
+    """Holds the experts of a group in the submodule `mlp`, where a block has them."""
 
     def __init__(self, experts: Experts, hf_name: str | None) -> None:
         super().__init__(hf_name)

@@ -1,4 +1,4 @@
-"""One module per layer type of a model, such as sliding-window and full attention."""
+"""The modules of a model with several layer types, such as sliding-window and full attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class LayerModules:
-    """The modules of a model's layers: one per distinct layer type, and each layer's type.
+    """A model's layers: one module for each distinct layer type, and the type of each layer.
 
     Attributes:
         modules: one for each layer type; all have the same variables, except for adapters.
@@ -39,7 +39,7 @@ class LayerModules:
         return cls([make_layer(t) for t in types], [types.index(t) for t in layer_types])
 
     def slice_layers(self, layers: range) -> LayerModules:
-        """Returns the given consecutive layers, with the modules of their types."""
+        """Returns the layers of a range of indices, with the modules of their types."""
         types = self.type_of_layer[layers.start : layers.stop]
         return LayerModules.from_types(types, self.modules.__getitem__)
 
@@ -54,5 +54,5 @@ class LayerModules:
         return [(index, range(layers[0], layers[-1] + 1)) for index, layers in runs]
 
     def first_of_each_type(self, items: Sequence[Item]) -> list[Item]:
-        """Picks from a sequence with one item per layer the first layer's item of each type."""
+        """Picks from a list with one item per layer the item of the first layer of each type."""
         return [items[self.type_of_layer.index(index)] for index in range(len(self.modules))]

@@ -69,7 +69,7 @@ class PositionalInputs(LayerWrapper):
 
 
 def unwrap_layer(module: addons.Module) -> addons.Module:
-    """Returns the innermost layer of nested wrappers; a module that is no wrapper itself."""
+    """Returns the innermost layer of nested wrappers; `module` itself if it is no wrapper."""
     return unwrap_layer(module.layer) if isinstance(module, LayerWrapper) else module
 
 

@@ -73,7 +73,7 @@ class Linear(Module):
         return groups.sum_grad_over_shard_replicas(y, replicas)
 
     def partial_sum(self, x: Tensor) -> Tensor:
-        """Computes this replica's term of the sum over replicas, if `shard` is "in".
+        """Computes this replica's term of the sum over replicas, if input features are sharded.
 
         Without the bias: (..., local in_features) -> (..., out_features).
         """

@@ -191,7 +191,7 @@ class VocabularyAdapter(LowRankMatrices):
 
 
 class ExpertAdapter(LowRankMatrices):
-    """Adds scale * B_e A_e x for each row x of expert e.
+    """Adapter of stacked expert weights: adds scale * B_e A_e x for each row x of expert e.
 
     It is PEFT's adapter of a parameter that stacks the experts' matrices.
 
@@ -238,7 +238,7 @@ class ExpertAdapter(LowRankMatrices):
 
 
 class TrainableTokenRows(Module):
-    """Replaces some tokens' rows of a frozen matrix by trainable ones (PEFT's trainable tokens).
+    """Replaces some rows of a frozen embedding or head by trainable ones (PEFT's trainable tokens).
 
     Variables, float32: `delta` (tokens, hidden), equal on all replicas.
 

@@ -31,7 +31,7 @@ def parameter(
     max_shards: int | None = None,
     transposed: bool = False,
 ) -> Tensor:
-    """Declares a parameter: `self.weight = parameter(...)` in `__init__`.
+    """Declares a parameter of a module, as in `self.weight = parameter(...)` in `__init__`.
 
     In `build`, `self.weight` is the tensor, which becomes an input of the graph at first use.
 
@@ -70,7 +70,7 @@ def fused_parameter(
 
 
 def declare_variable(mapping: WeightMapping) -> Tensor:
-    """Declares the variable of a weight mapping, under the attribute that it is assigned to."""
+    """Declares the variable of a weight mapping, named by the attribute that it is assigned to."""
     # `Module.__setattr__` stores the declaration; `build` sees the tensor.
     return typed(Tensor, _ParameterDeclaration(mapping))
 
@@ -128,7 +128,7 @@ class Module(addons.Module):
 
     @property
     def groups(self) -> ParallelGroups:
-        """The replica groups of the current Ir."""
+        """The tensor- and data-parallel replica groups of the current Ir."""
         return ParallelGroups.from_current_ir(self.config.execution.tensor_parallel)
 
     @property
@@ -233,7 +233,7 @@ def iter_modules(module: addons.Module) -> Iterator[Module]:
 def _walk_modules(
     module: addons.Module, path: str, hf_path: str
 ) -> Iterator[tuple[str, str, Module]]:
-    """Yields each submodule with its path (ending with a dot) and its Hugging Face path."""
+    """Yields each submodule with its path (ending in a dot) and its path in Hugging Face files."""
     if not isinstance(module, Module) or not module.is_shared:
         if isinstance(module, Module):
             yield path, hf_path, module

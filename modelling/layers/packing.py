@@ -24,7 +24,7 @@ _BATCH_FIRST = ActivationLayout()
 
 @dataclass(frozen=True)
 class Packing:
-    """Masks and shapes of packed encoder-decoder samples.
+    """Packing of encoder-decoder samples: masks, positions and shapes for several examples in each.
 
     A mask is int32 (batch, encoder length): the number, from 1, of the example that a token belongs
     to, and 0 for padding.

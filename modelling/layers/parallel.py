@@ -28,7 +28,7 @@ def _divide_gradient(
 
 @jax_op(name="shared_gradient", grad=_divide_gradient)
 def _scale_gradient(x: Any, *, shard_replicas: int) -> Any:
-    """Returns `x`; its gradient is divided by `shard_replicas`."""
+    """Returns `x`; its gradient is divided by `shard_replicas`, the replicas with equal shards."""
     return x
 
 
@@ -81,11 +81,11 @@ class ParallelGroups:
         )
 
     def vocab_shard_size(self, vocab_size: int) -> int:
-        """Returns the size of a replica's vocabulary shard; the last shard is padded to it."""
+        """Returns the rows of a replica's vocabulary shard; the last shard is padded to as many."""
         return -(-vocab_size // self.tensor_parallel)
 
     def shard_grouping(self, shard_replicas: int) -> ReplicaGrouping:
-        """Returns the replica grouping of a variable whose shards are each on several replicas.
+        """Returns the replica grouping of a variable that has several replicas of each shard.
 
         Args:
             shard_replicas: number of neighbours in a tensor-parallel group with the same shard.

@@ -25,7 +25,7 @@ _GEMMA3_LEGACY = frozenset(("rope_local_base_freq", "sliding_window_pattern"))
 
 
 class Architecture(NamedTuple):
-    """Peculiarities of one model type's config.json.
+    """Differences between one model type's config.json and our `model` section.
 
     Attributes:
         cls: transformers' class.
@@ -143,7 +143,7 @@ def load_hf_class(model_type: str, hf_config: Mapping[str, Any]) -> Any:
 
 
 def _modernize_hf_config(model_type: str, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a config.json of an older transformers version to today's form.
+    """Converts a config.json written by an older transformers version to the current form.
 
     LLaMA 1 has -1 for token ids that it lacks. gpt-oss's MXFP4 experts are dequantized on reading
     (`modelling.weights.mxfp4`). The first Phi-3 files call the RoPE type "longrope" "su", whose
@@ -165,7 +165,7 @@ def _modernize_hf_config(model_type: str, hf_config: Mapping[str, Any]) -> dict[
 
 
 def special_token_ids(hf_config: Any, vocab_size: int) -> dict[str, Any]:
-    """Returns a transformers config's special token ids as fields of our model section.
+    """Returns a transformers config's special token ids as fields of the `model` section.
 
     The first eos token also pads if there is no padding token.
     """
@@ -204,7 +204,7 @@ def _read_layer_types(model_type: str, hf_config: Any) -> dict[str, Any]:
 
 
 def shortest_period(values: list[Any]) -> list[Any]:
-    """Returns the shortest prefix that, repeated, starts with `values`."""
+    """Returns the shortest prefix of `values` that, repeated and cut to length, equals `values`."""
     count = len(values)
     return next(values[:n] for n in range(1, count + 1) if (values[:n] * count)[:count] == values)
 
@@ -212,7 +212,7 @@ def shortest_period(values: list[Any]) -> list[Any]:
 def read_rope_settings(
     hf_config: Any, has_local_rope: bool = False, scales_queries: bool = False
 ) -> dict[str, Any]:
-    """Returns the RoPE settings of a transformers config as fields of our section.
+    """Returns the RoPE settings of a transformers config as fields of the `model` section.
 
     Args:
         has_local_rope: True if sliding-window layers have a RoPE base of their own.
@@ -314,7 +314,7 @@ def _hf_rope_settings(model: LlamaModel, hf_names: Mapping[str, Any]) -> dict[st
 
 
 def hf_rope_parameters(rope: LlamaRope, local_theta: float | None) -> dict[str, Any]:
-    """Returns `rope_parameters` of config.json; by layer type if `local_theta` is there."""
+    """Returns `rope_parameters` of config.json; with `local_theta`, one set per layer type."""
     parameters = {"rope_theta": rope.rope_theta, **_hf_rope_scaling(rope)}
     if rope.partial_rotary_factor != 1:
         parameters["partial_rotary_factor"] = rope.partial_rotary_factor
@@ -335,7 +335,7 @@ def _hf_rope_scaling(rope: LlamaRope) -> dict[str, Any]:
 
 
 def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless reading the config.json back gives an equivalent model."""
+    """Raises ConfigError unless reading back the written config.json gives an equivalent model."""
     restored = _update_model_from_hf(model, hf_config)
     before, after = _canonical_fields(model), _canonical_fields(restored)
     name = next((n for n in before if before[n] != after[n]), None)
@@ -348,14 +348,14 @@ def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
 
 
 def _update_model_from_hf(model: LlamaModel, hf_config: Mapping[str, Any]) -> LlamaModel:
-    """Returns the model section with the fields that a config.json sets replaced."""
+    """Returns the `model` section updated by the fields that a config.json sets."""
     return LlamaModel.from_dict(
         model.to_dict() | from_config_json(JsonObject(dict(hf_config), "config.json"))
     )
 
 
 def _canonical_fields(model: LlamaModel) -> dict[str, Any]:
-    """Returns a model section's fields, equal for settings with equal effect."""
+    """Returns the fields of a `model` section in a form that is equal for equivalent settings."""
     rope = model.rope_parameters
     return flatten_by_path(model.to_dict()) | {
         "layer_types": [layer.is_sliding for layer in model.layers],
@@ -366,5 +366,5 @@ def _canonical_fields(model: LlamaModel) -> dict[str, Any]:
 
 
 def normalize_config_json(config: LlamaConfig, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config.json of any form as `to_config_json` would write it."""
+    """Returns a config.json of any version in the form that `to_config_json` writes."""
     return to_config_json(replace(config, model=_update_model_from_hf(config.model, hf_config)))

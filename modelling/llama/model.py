@@ -193,7 +193,7 @@ def make_moe(c: LlamaModel) -> MoE:
 
 
 def hf_mlp_name(c: LlamaModel) -> str | None:
-    """Returns the name of a block's MLP in Hugging Face files; None: also `mlp`."""
+    """Returns a block's MLP name in Hugging Face files; None if it is `mlp`, as in the module."""
     return "block_sparse_moe" if c.model_type == "mixtral" else None
 
 

@@ -24,7 +24,7 @@ from popxl import Tensor
 
 
 class RopeModel(Protocol):
-    """The settings of rotary positions in a model, or in one of its stacks."""
+    """Interface: the settings that RoPE needs of a model, or of one of its stacks."""
 
     @property
     def rope_parameters(self) -> LlamaRope: ...
@@ -76,7 +76,7 @@ def rope_tables(
 
 
 def _query_scale(rope: LlamaRope, num_positions: int) -> Tensor:
-    """Returns Llama 4's attention temperature by position: float32 (num_positions, 1).
+    """Returns Llama 4's scale of queries by position: float32 (num_positions, 1).
 
     1 + beta * log(1 + floor(position / context of pretraining)).
     """
@@ -139,7 +139,7 @@ def _positions_per_radian(theta: float, rotary_dim: int) -> np.ndarray:
 def _llama3_frequencies(
     rope: LlamaRope, factor: float, original_length: int, inv_freq: np.ndarray
 ) -> np.ndarray:
-    """Scales RoPE frequencies as Llama 3: float32 (rotary_dim / 2,) -> the same shape.
+    """Scales RoPE frequencies by Llama 3's rule: float32 (rotary_dim / 2,) -> the same shape.
 
     Divides the frequencies of long wavelengths by the factor, keeps those of short ones, and
     interpolates between.
@@ -155,7 +155,7 @@ def _llama3_frequencies(
 
 
 def _longrope_scale(rope: LlamaRope, factor: float, original_length: int) -> float:
-    """Returns LongRoPE's scale of sin and cos, which sharpens attention over longer contexts.
+    """Returns LongRoPE's factor of sin and cos, which sharpens attention over longer contexts.
 
     Ding et al., arXiv:2402.13753.
     """
@@ -167,7 +167,7 @@ def _longrope_scale(rope: LlamaRope, factor: float, original_length: int) -> flo
 def _yarn_frequencies(
     rope: LlamaRope, factor: float, original_length: int, inv_freq: np.ndarray
 ) -> np.ndarray:
-    """Scales RoPE frequencies as YaRN: float32 (rotary_dim / 2,) -> the same shape.
+    """Scales RoPE frequencies by YaRN's rule: float32 (rotary_dim / 2,) -> the same shape.
 
     Keeps the frequencies of pairs that turn often in the context of pretraining, divides those that
     turn seldom by the factor, and interpolates between (Peng et al., arXiv:2309.00071).
@@ -187,7 +187,7 @@ def _yarn_frequencies(
 
 
 def _yarn_scale(rope: LlamaRope, factor: float) -> float:
-    """Returns YaRN's scale of sin and cos."""
+    """Returns the factor by which YaRN multiplies sin and cos."""
     if rope.attention_factor is not None or factor <= 1:
         return rope.attention_factor or 1.0
     if rope.mscale and rope.mscale_all_dim:

@@ -95,7 +95,7 @@ class Objective(ABC):
 
     @abstractmethod
     def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
-        """Returns the batch with the labels of fill-up samples removed.
+        """Returns the batch with the labels removed from samples that only fill up the batch.
 
         Args:
             is_real: bool (samples,), False for samples that fill up.

@@ -61,7 +61,7 @@ PairLossFn = Callable[[PairLogps, "Training", "ParallelGroups"], Tensor]
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """A preference objective's loss function, and how it takes log-probabilities.
+    """Loss function of a preference objective, and the log-probabilities (sum or mean) it takes.
 
     Attributes:
         fn: see `PairLossFn`.
@@ -162,7 +162,7 @@ class PreferenceObjective(Objective):
         self._sequences_per_sample = max_sequences_per_sample(config)
 
         def pair_spec(width: int) -> Callable[[TensorSpec], TensorSpec]:
-            """Returns the spec function of an input (pairs, width)."""
+            """Returns a function that makes the spec, (pairs, width), of a loss input."""
             n = self._sequences_per_sample
             return lambda labels: TensorSpec((labels.shape[0] * n // 2, width), popxl.float32)
 
