@@ -29,7 +29,7 @@ class AliasAnalysis:
         self._roots: dict[Tensor, Tensor] = {}
 
     def inplace_root(self, t: Tensor) -> Tensor:
-        """Returns the tensor that a chain of in-place ops ending in `t` started from."""
+        """Returns the tensor that the chain of in-place ops ending in `t` started from."""
         visited = []
         while t not in self._roots:
             op = t._producer
@@ -43,7 +43,7 @@ class AliasAnalysis:
 
     # ---- of tensors that are no results in place ------------------------------------------------
     def view_op(self, t: Tensor) -> Op | None:
-        """Returns the op that makes `t` a view; None if `t` owns its storage."""
+        """Returns the op that makes `t` a view of other tensors; None if `t` owns its storage."""
         op = self.replacements.get(t, t._producer)
         return op if op is not None and op.view else None
 
@@ -75,7 +75,7 @@ class AliasAnalysis:
     def evaluate_view(
         self, t: Tensor, evaluate_owner: Callable[[Tensor], np.ndarray]
     ) -> np.ndarray:
-        """Evaluates the view `t` on arrays of its owners: int32, of the shape of `t`.
+        """Evaluates the view `t` on index arrays of its owners: int32, of the shape of `t`.
 
         Args:
             evaluate_owner: an owner's numbers, int32 of its shape.
@@ -100,7 +100,7 @@ class AliasAnalysis:
 
 
 def element_indices(t: Tensor, first_index: int = 0) -> np.ndarray:
-    """Returns flat element indices of `t`, from `first_index` on: int32, of the shape of `t`."""
+    """Returns flat element indices for a tensor from `first_index` on: int32, in its shape."""
     return np.arange(first_index, first_index + t.nelms, dtype=np.int32).reshape(t.shape)
 
 

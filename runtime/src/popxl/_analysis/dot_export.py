@@ -46,7 +46,7 @@ def _quote(text: str) -> str:
 
 
 def _requested_checkpoints(options: SessionOptions) -> set[str]:
-    """Returns the names of the checkpoints to write, in upper case."""
+    """Returns the names (upper case) of the `ir.dot_checkpoint`s that write a DOT file."""
     names = {*options.dotChecks, *os.environ.get("POPART_DOT_CHECKS", "").split(":")}
     return {name.upper() for name in names} - {""}
 

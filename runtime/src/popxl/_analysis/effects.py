@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Effects:
-    """Ordered sets (dicts with None values) of the state that ops read and write."""
+    """Ordered sets (dicts with None values) of the variables, buffers and streams that ops use."""
 
     reads: dict[RemoteBuffer, None] = field(default_factory=dict)
     writes: dict[RemoteBuffer, None] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Effects:
 def combine_effects(
     ops: Iterable[tuple[Op, Iterable[Region[G]]]], effects_of_graph: Callable[[G], Effects]
 ) -> Effects:
-    """Returns the effects of ops and of the graphs in their regions."""
+    """Returns the union of the effects of ops and of the graphs that they run."""
     effects = Effects()
     for op, inside in ops:
         if op.defn.effects is not None:
@@ -61,17 +61,17 @@ def combine_effects(
 
 
 def op_effects(op: Op) -> Effects:
-    """Returns the effects of one op, those of the graphs it calls included."""
+    """Returns the state that one op reads and writes, in the graphs that it runs too."""
     return combine_effects([(op, regions(op))], graph_effects)
 
 
 @graph_cached
 def graph_effects(graph: Graph) -> Effects:
-    """Returns the effects of running `graph` once."""
+    """Returns the state that one execution of `graph` reads and writes."""
     return combine_effects(((op, regions(op)) for op in graph._ops), graph_effects)
 
 
 @register_analysis
 def program_effects(ir: Ir) -> Effects:
-    """Returns the effects of a run of the whole program."""
+    """Returns the state that a run of the whole program reads and writes."""
     return graph_effects(ir.main_graph)

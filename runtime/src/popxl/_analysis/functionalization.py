@@ -57,7 +57,7 @@ class Value:
 
 
 class Node:
-    """A node of a functional graph.
+    """An op in a functional graph, with SSA values as inputs and outputs.
 
     Attributes:
         kind: "op": an op; "view": what a view shows of its inputs; "write": the inputs of a view
@@ -88,12 +88,12 @@ class Node:
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """Attributes of the node's op."""
+        """Attributes of the op that the node represents."""
         return {} if self.op is None else self.op.attrs
 
     @property
     def callee(self) -> FunctionalGraph | None:
-        """The graph that the node calls; None if it is not a call."""
+        """The functional graph that the node calls; None if it is not a call."""
         match self.regions:
             case (region,) if region.count == 1 and region.kind == "always":
                 return region.graph
@@ -106,7 +106,7 @@ class Node:
 
     @property
     def is_on_host(self) -> bool:
-        """True if the host executes the node or a part of it.
+        """True if the host executes the node, or executes some nodes of the graphs that it runs.
 
         That is a load or store of a remote buffer, a graph that holds such a node, or a call of an
         outlined graph.
@@ -146,17 +146,17 @@ class FunctionalGraph:
 
     @graph_cached_property
     def effects(self) -> Effects:
-        """Effects of running the graph once, those of called graphs included."""
+        """State that one execution of the graph reads and writes, in called graphs too."""
         return effects_of_nodes(self.nodes)
 
     @graph_cached_property
     def has_host_nodes(self) -> bool:
-        """True if the host executes at least one of the nodes."""
+        """True if the host executes at least one node of the graph."""
         return any(node.is_on_host for node in self.nodes)
 
     @graph_cached_property
     def num_stochastic_roundings(self) -> int:
-        """Number of stochastic roundings in an execution (`Op.can_round_stochastically`)."""
+        """Number of ops that round stochastically in one execution of the graph."""
         return sum(map(count_stochastic_roundings, self.nodes))
 
     @graph_cached_property
@@ -178,11 +178,11 @@ class FunctionalGraph:
 
     @cached_property
     def used_values(self) -> set[Value]:
-        """Values that nodes read or the graph returns."""
+        """Values that the graph's nodes read or that it returns."""
         return {*self.outputs, *(v for node in self.nodes for v in node.inputs)}
 
     def with_zero_inputs(self, input_indices: Sequence[int]) -> FunctionalGraph:
-        """Returns the same graph with some inputs replaced by zeros."""
+        """Returns the functional graph with some inputs replaced by zeros."""
         given = [Value(v.tensor) for v in self.inputs]
         copy = NodeCopier(dict(zip(self.inputs, given, strict=True)))
         copy.nodes += [Node("zeros", None, (), [given[i]]) for i in input_indices]
@@ -196,7 +196,7 @@ class FunctionalGraph:
 
 
 class NodeCopier:
-    """Copies nodes into another graph and maps their values.
+    """Copies functional nodes into another graph, with the copied values as their inputs.
 
     Attributes:
         mapping: copies of values; values without one, such as constants, stay.
@@ -212,7 +212,7 @@ class NodeCopier:
         return [self.mapping.get(v, v) for v in values]
 
     def add(self, node: Node, part: str = "") -> None:
-        """Copies a node; `part` is the region label of a node that has none."""
+        """Copies a node into the graph; `part` is the region label if the node has none."""
         outputs = [Value(v.tensor, v.version) for v in node.outputs]
         inputs, label = self.map_values(node.inputs), node.part or part
         self.nodes.append(Node(node.kind, node.op, inputs, outputs, node.regions, label))
@@ -221,13 +221,13 @@ class NodeCopier:
 
 # ---- what nodes do ------------------------------------------------------------------------------
 def effects_of_nodes(nodes: Iterable[Node]) -> Effects:
-    """Returns the effects of nodes, graphs in their regions included."""
+    """Returns the state that nodes read and write, in the graphs that they run too."""
     ops = ((node.op, node.regions) for node in nodes if node.op is not None and node.kind == "op")
     return combine_effects(ops, lambda graph: graph.effects)
 
 
 def count_stochastic_roundings(node: Node) -> int:
-    """Returns the number of stochastic roundings of one execution of a node.
+    """Returns the number of ops that round stochastically in one execution of a node.
 
     Loops count times their iterations; of branches, the larger number counts.
     """
@@ -246,7 +246,7 @@ def count_stochastic_roundings(node: Node) -> int:
 @register_analysis
 @graph_cached
 def functionalize(graph: Graph, *extra_tensors: Tensor) -> FunctionalGraph:
-    """Returns the functional form of `graph`; the inputs of the main graph are its variables.
+    """Returns the functional (SSA) form of `graph`; the main graph's inputs are its variables.
 
     Args:
         extra_tensors: tensors whose values at the end follow the graph's outputs.
@@ -265,7 +265,7 @@ class _GraphWriter:
         self._versions: dict[Tensor, int] = {}
 
     def new_value(self, t: Tensor) -> Value:
-        """Returns the next value (SSA version) of `t`."""
+        """Returns a new SSA value, the next version of tensor `t`."""
         t = self.views.inplace_root(t)
         self._versions[t] = self._versions.get(t, -1 if t._producer else 0) + 1
         return Value(t, self._versions[t])
@@ -276,7 +276,7 @@ class _GraphWriter:
         return node
 
     def read_tensor(self, t: Tensor) -> Value:
-        """Returns the current value of `t`; adds view nodes where `t` is a view."""
+        """Returns the current SSA value of `t`; adds view nodes where `t` is a view."""
         t = self.views.inplace_root(t)
         values: dict[Tensor, Value] = {}
         for part in self.views.views_and_owners(t):
@@ -294,11 +294,11 @@ class _GraphWriter:
         return values[t]
 
     def _element_indices(self, t: Tensor) -> list[Value]:
-        """Returns [constant of element indices] for a view that gathers, else []."""
+        """Returns [constant of element indices] for a view that gathers elements, else []."""
         return [Value(self.views.elements[t])] if t in self.views.elements else []
 
     def write_tensor(self, t: Tensor, value: Value) -> None:
-        """Makes `value` the current value of `t`; a view also updates the tensors that it reads."""
+        """Sets the current SSA value of `t`; a view also updates the tensors that it reads."""
         worklist = [(self.views.inplace_root(t), value)]
         while worklist:
             t, value = worklist.pop()
@@ -314,14 +314,14 @@ class _GraphWriter:
 
 
 class _FunctionalizePass(_GraphWriter):
-    """Builds the functional form of one graph."""
+    """Builds the functional (SSA) form of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__({}, MergedViews())
         self._graph = graph
 
     def run(self, extra_tensors: Sequence[Tensor]) -> FunctionalGraph:
-        """Runs the pass over all ops of the graph."""
+        """Converts all ops of the graph to functional nodes."""
         graph = self._graph
         is_main = graph is graph.ir.main_graph
         inputs = [Value(t) for t in (graph._device_tensors if is_main else graph._inputs)]
@@ -442,7 +442,7 @@ class _FunctionalizePass(_GraphWriter):
     def _functionalize_branch(
         self, op: Op, region: Region[Graph], branch_graph: FunctionalGraph, owners: Sequence[Tensor]
     ) -> FunctionalGraph:
-        """Returns a branch that takes and returns the caller's storage owners as further values."""
+        """Returns a branch with the caller's storage owners as further inputs and outputs."""
         given = [Value(t) for t in owners]
         writer = _GraphWriter(dict(zip(owners, given, strict=True)), self.views)
         num_outputs = len(region.outputs)

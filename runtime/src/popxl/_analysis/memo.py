@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _DepthExceeded(BaseException):
-    """Unwinds the stack when nested calls are too deep; carries the computation to run first."""
+    """Unwinds the stack when nested calls are too deep; carries the key to compute first."""
 
 
 class Memo(local):

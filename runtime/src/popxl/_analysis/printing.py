@@ -86,7 +86,7 @@ def format_ir(ir: Ir) -> str:
 
 
 def first_error_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its type if it has no message."""
+    """Returns the first line of an exception's message, or its type if it has no message."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @register_analysis
 def changed_inputs(op: Op, region: Region[Graph]) -> set[int]:
-    """Returns the indices of inputs that the callee modifies in the caller too."""
+    """Returns the indices of call inputs whose tensors the callee modifies in the caller too."""
     references = _writable_inputs(op, region)
     return references and references.intersection(functionalize(region.graph).changed)
 
@@ -63,7 +63,7 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
 
 
 def _views_overlap(views: AliasAnalysis, owner: Tensor, view_tensors: list[Tensor]) -> bool:
-    """True if two views share an element of `owner`."""
+    """True if two views share an element of the tensor `owner`, whose storage they read."""
 
     def elements_in_owner(view: Tensor) -> np.ndarray:
         numbers = element_indices(view)

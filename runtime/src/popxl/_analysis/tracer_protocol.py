@@ -1,4 +1,4 @@
-"""Protocol of the tracer that loop, branch and host-exchange ops use when lowered."""
+"""Protocol of the JAX tracer that loop, branch and host-exchange ops call when lowered."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class TracerProtocol(Protocol):
-    """Interface of `popxl._compile.lower_to_jax.SegmentTracer` that ops use."""
+    """Methods of `popxl._compile.lower_to_jax.SegmentTracer` that ops call when lowered."""
 
     def run_graph(self, graph: FunctionalGraph, inputs: Sequence[Any]) -> list[Any]:
-        """Returns the outputs of a graph for given inputs."""
+        """Returns the traced outputs of a graph for given inputs."""
 
     def host_load(self, stream: Stream) -> Any:
-        """Returns the next transfer of a host-to-device stream."""
+        """Returns the next transfer of a host-to-device stream, while a segment is traced."""
 
     def host_store(self, stream: Stream, value: Any) -> None:
-        """Appends a value to the transfers of a device-to-host stream."""
+        """Appends a traced value to the transfers of a device-to-host stream."""

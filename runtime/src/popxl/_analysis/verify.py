@@ -29,19 +29,19 @@ _64_BIT_DTYPES = ("int64", "uint64", "float64", "complex128")
 
 
 def verify_if_enabled(ir: Ir) -> None:
-    """Verifies all graphs if POPXL_VERIFY is set."""
+    """Verifies all graphs of a program if the environment variable POPXL_VERIFY is set."""
     if is_flag_set(VERIFY):
         verify_ir(ir)
 
 
 def verify_ir(ir: Ir) -> None:
-    """Verifies all graphs of `ir`."""
+    """Checks the invariants of all graphs of `ir`; raises VerificationError."""
     for graph in ir._graphs:
         verify_graph(graph)
 
 
 def verify_graph(graph: Graph) -> None:
-    """Checks the invariants of one graph.
+    """Checks the invariants of one graph; raises VerificationError.
 
     Each tensor is bound once and before its use, specs are as inferred, calls match the graphs they
     call.
@@ -80,7 +80,7 @@ def verify_graph(graph: Graph) -> None:
 
 
 def check_replicas(ir: Ir) -> None:
-    """Checks that variables' and ops' groupings fit the Ir's replication factor.
+    """Checks that the replica groupings of variables and ops fit the Ir's replication factor.
 
     Raises:
         ValueError: the replication factor was changed after it was used.

@@ -42,7 +42,7 @@ class MergedViews(AliasAnalysis):
         ] = {}  # views that pick, and how, if somebody has asked
 
     def add(self, op: Op) -> None:
-        """Records the output of a view op."""
+        """Records a view op, merged with the views that it reads where possible."""
         (t,) = op.outputs
         first = super().view_op(self.inplace_root(op.inputs[0]))
         if first is not None and op.defn.merge is not None:
@@ -56,7 +56,7 @@ class MergedViews(AliasAnalysis):
         self._index_bits[t] = own_bits if t in self._far_views else bits
 
     def view_op(self, t: Tensor) -> Op | None:
-        """Returns the op that makes `t` a view; None if `t` owns its storage."""
+        """Returns the merged op that makes `t` a view; None if `t` owns its storage."""
         if t not in self._far_views:
             return super().view_op(t)
         if self._far_views[t] is None:
@@ -64,7 +64,7 @@ class MergedViews(AliasAnalysis):
         return self._far_views[t]
 
     def _gather_elements(self, t: Tensor) -> Op:
-        """Returns an op that gathers the elements of the view `t` from its storage owners.
+        """Returns an op that gathers the elements of view `t` from the tensors that own them.
 
         The element indices are a constant tensor: as literals in the code they would cost XLA
         gigabytes.

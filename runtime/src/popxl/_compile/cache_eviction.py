@@ -18,7 +18,7 @@ _WRITTEN_WITHIN = 3600  # seconds
 
 
 def max_cache_bytes() -> float:
-    """Returns the limit in bytes: `POPXL_CACHE_GB` gigabytes, default 20.
+    """Returns the cache's size limit in bytes: `POPXL_CACHE_GB` gigabytes, default 20.
 
     Raises:
         ValueError: the variable is not a number, or negative.
@@ -33,7 +33,7 @@ def max_cache_bytes() -> float:
 
 
 def prune_cache(folder: Path, max_bytes: float) -> None:
-    """Deletes the least recently used executables above `max_bytes`, and stale partial files.
+    """Deletes the least recently used executables above `max_bytes`, and stale unfinished files.
 
     Raises:
         OSError: the folder cannot be read.

@@ -91,7 +91,7 @@ def _environment_lines(program: CompileTarget) -> Iterator[str]:
 
 
 def _platform_option_flags(compiler_options: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the platform's compiler options, except those that XLA_FLAGS sets equally."""
+    """Yields the platform's compiler options, without those that XLA_FLAGS sets equally."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     return (s for n, v in compiler_options.items() if (s := f"--{n}={str(v).lower()}") not in flags)
 
@@ -103,7 +103,7 @@ def jax_settings() -> Iterator[str]:
 
 @cache
 def _cpu_description() -> str:
-    """Returns model and instruction sets of the CPU, which XLA compiles for."""
+    """Returns the model and instruction sets of the host CPU, which XLA compiles for."""
     names = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -221,7 +221,7 @@ class _SegmentWriter:
             done += 1
 
     def attribute_text(self, value: Any) -> str:
-        """Returns a text for an attribute; different attributes have different texts."""
+        """Returns a text for an op attribute's value; different values have different texts."""
         if value is None or isinstance(value, (bool, int, float, str, bytes, Enum)):
             return f"{type(value).__name__}:{value!r}"
         match value:
@@ -246,7 +246,7 @@ class _SegmentWriter:
         raise UncacheableError(f"an attribute of type {type(value).__name__}")
 
     def _region_tensor_text(self, t: Tensor) -> str:
-        """Returns the text of a called graph's tensor: its input index, or its number."""
+        """Returns the text of a called graph's tensor: its input index, or its number there."""
         ins = t._graph._inputs
         return f"input {ins.index(t)}" if t in ins else self.tensor_text(t)
 

@@ -10,7 +10,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def distrust_reason(status: os.stat_result) -> str | None:
-    """Returns why a file's owner or mode lets another user change it; None if they do not.
+    """Returns how a cache file's owner or mode lets another user change it; None if not at all.
 
     Args:
         status: its owner and mode.
@@ -23,7 +23,7 @@ def distrust_reason(status: os.stat_result) -> str | None:
 
 
 def folder_distrust_reason(folder: Path) -> str | None:
-    """Returns why a cache folder is not trusted; None if it is trusted or does not exist."""
+    """Returns the reason not to trust a cache folder; None if it is trusted or does not exist."""
     try:
         return distrust_reason(folder.stat())
     except OSError:

@@ -94,7 +94,7 @@ class StartupTimer:
         self._start = time.perf_counter()
 
     def elapsed_stats(self) -> StartupStats:
-        """Returns the measurements so far."""
+        """Returns the session's startup time, traces and compilations so far."""
         return StartupStats(
             seconds=time.perf_counter() - self._start,
             from_cache=statistics.hits > self._at_start.hits,
@@ -155,7 +155,7 @@ class SegmentCache:
         return compiled
 
     def increment_counter(self, counter: str) -> None:
-        """Increments one of the `statistics`."""
+        """Increments one of this process's cache `statistics` (hits, misses, ...)."""
         with self._lock:
             setattr(statistics, counter, getattr(statistics, counter) + 1)
 

@@ -86,7 +86,7 @@ class LoadedSegment:
                 )
 
     def as_text(self) -> str:
-        """Returns the optimized HLO."""
+        """Returns the executable's optimized HLO text."""
         return "\n".join(m.to_string() for m in self._executable.hlo_modules())
 
     def memory_analysis(self) -> Any:
@@ -94,11 +94,11 @@ class LoadedSegment:
         return self._executable.get_compiled_memory_stats()
 
     def runtime_executable(self) -> Any:
-        """Returns XLA's executable."""
+        """Returns the loaded XLA executable."""
         return self._executable
 
 
 def _has_sharding(x: jax.Array, s: jax.ShapeDtypeStruct) -> bool:
-    """True if an array has the sharding of an argument."""
+    """True if an array already has the sharding that an executable's argument requires."""
     at, expected = x.sharding, s.sharding
     return at is expected or at == expected or at.is_equivalent_to(expected, x.ndim)

@@ -33,7 +33,7 @@ class FusionLimiter:
     def limit_fusion(
         self, node: Node, arrays: Sequence[Any], results: Sequence[Any]
     ) -> Sequence[Any]:
-        """Returns a node's results, materialized where their kernel would have too many ops."""
+        """Returns a node's results, materialized where XLA could fuse too many ops with them."""
         if traced_platform() != "cpu" or not _is_fused(node):
             return results
         before = (self._ops[id(x)][1] for x in arrays if id(x) in self._ops)

@@ -1,4 +1,4 @@
-"""Lowering of ops to JAX: runs the nodes of functional graphs while JAX traces a segment.
+"""Lowering of ops to JAX: calls JAX for each op of functional graphs while a segment is traced.
 
 `SegmentTracer` holds the state that ops change directly: stream data and positions, faults, and the
 number of stochastic roundings. The values of a graph are a dict by `Value`.
@@ -36,7 +36,7 @@ PART_SCOPE = "part"  # marks the labels of parts among the scopes that JAX knows
 
 @dataclass
 class SegmentTracer:
-    """Lowers functional nodes to JAX, and holds the program's state while a segment is traced.
+    """Lowers functional nodes to JAX, and holds stream and fault state while a segment is traced.
 
     Attributes:
         streams: data of each stream on this replica, (transfers, *shape).
@@ -73,12 +73,12 @@ class SegmentTracer:
         return position
 
     def host_load(self, stream: Stream) -> jax.Array:
-        """Returns the next transfer of a host-to-device stream."""
+        """Returns the next transfer of a host-to-device stream, while a segment is traced."""
         data = self.streams[stream]
         return lax.dynamic_index_in_dim(data, self.next_position(stream), 0, keepdims=False)
 
     def host_store(self, stream: Stream, value: jax.Array) -> None:
-        """Appends a value to the transfers of a device-to-host stream."""
+        """Appends a traced value to the transfers of a device-to-host stream."""
         position = self.next_position(stream)
         self.streams[stream] = lax.dynamic_update_index_in_dim(
             self.streams[stream], value, position, 0
@@ -86,7 +86,7 @@ class SegmentTracer:
 
     # ---- checks ---------------------------------------------------------------------------------
     def check_inputs(self, op: Op, inputs: Sequence[jax.Array]) -> None:
-        """Records a fault if `inputs` violate the runtime check of `op`."""
+        """Records the op's fault number if traced `inputs` violate its runtime check."""
         if op in self.checks and op.defn.check is not None:
             broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
             self._record_fault(broken, self.checks[op])
@@ -94,7 +94,7 @@ class SegmentTracer:
     def check_nonfinite(
         self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]
     ) -> None:
-        """Records a fault if an op makes NaN (or infinity) from finite inputs.
+        """Records the op's fault number if it makes NaN (or infinity) from finite inputs.
 
         Ops in its regions are watched themselves.
         """
@@ -135,7 +135,7 @@ class SegmentTracer:
 
     # ---- running --------------------------------------------------------------------------------
     def run_graph(self, graph: FunctionalGraph, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns the outputs of a graph; nested calls use an explicit stack, no recursion."""
+        """Returns a graph's traced outputs; nested calls use an explicit stack, no recursion."""
         frame = _GraphFrame(None, graph, inputs)
         callers: list[_GraphFrame] = []
         with ExitStack() as stack:
@@ -158,7 +158,7 @@ class SegmentTracer:
                     )
 
     def _enter_call(self, node: Node, values: Mapping[Value, jax.Array]) -> _GraphFrame:
-        """Returns the frame of the graph that a call node runs."""
+        """Returns a new call frame for the graph that a call node runs."""
         (region,), op = node.regions, node.op
         assert op is not None
         arrays = [self.read_value(v, values) for v in node.inputs]
@@ -168,7 +168,7 @@ class SegmentTracer:
         return frame
 
     def read_value(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
-        """Returns the JAX array of a value or constant."""
+        """Returns the traced JAX array of a value or constant."""
         if value in values:
             return values[value]
         # Not cached: an array made while tracing a loop body must not be used outside it.
@@ -177,7 +177,7 @@ class SegmentTracer:
         return jnp.asarray(device_view(t._data)) if constant is None else constant
 
     def execute_node(self, node: Node, values: dict[Value, jax.Array]) -> None:
-        """Lowers one node; its outputs are added to `values`.
+        """Lowers one node to JAX; its traced outputs are added to `values`.
 
         Raises:
             popart_exception: with the op and the user's line, if what it means cannot be computed.
@@ -315,7 +315,7 @@ class LoopState:
         )
 
     def snapshot(self) -> Any:
-        """Returns the current state as a pytree."""
+        """Returns the tracer's current stream data, positions and fault number as a pytree."""
         tracer = self._tracer
         return (
             [tracer.streams[s] for s in self._stores],
@@ -324,7 +324,7 @@ class LoopState:
         )
 
     def set_final(self, state: Any) -> None:
-        """Makes `state`, the state after a loop's last iteration, the current state."""
+        """Makes `state`, the state after a loop's last iteration, the tracer's current state."""
         self._restore(state)
         self._tracer.rounding_index = (
             self._rounding_index + self._count * self._roundings_per_iteration
@@ -379,7 +379,7 @@ def _is_call(node: Node) -> bool:
 
 
 def _call_results(node: Node, outputs: Sequence[Any]) -> list[Any]:
-    """Returns the results of a call node from the outputs of its graph."""
+    """Returns a call node's results, selected from the outputs of the graph that it runs."""
     results = dict(zip(node.regions[0].outputs, outputs, strict=True))
     return [results[i] for i in range(len(node.outputs))]
 

@@ -1,4 +1,4 @@
-"""Compiler options, host memory, launcher and entry mover of each platform: CPU, GPU, TPU.
+"""CPU, GPU and TPU: compiler options, host memory, launcher, and mover of remote-buffer entries.
 
 No other module of the engine asks for the platform, except ops that are traced differently for
 each: they call `popxl.ops._reductions.traced_platform`.
@@ -54,11 +54,11 @@ class Platform:
         return dict(self.compiler_options)
 
     def create_launcher(self, replicas: int, processes: int) -> DirectLauncher | cpu.CpuLauncher:
-        """Returns the launcher of a program's executables."""
+        """Returns the object that launches a program's executables on the platform."""
         return DirectLauncher()
 
     def set_prefetch_window(self, schedule: Schedule, window: int | None) -> None:
-        """Sets the prefetch window of a schedule in bytes; None: the entries of two layers."""
+        """Sets a schedule's prefetch window in bytes; None: the entries of two layers."""
         if self.host_memory != "device":
             schedule.window, schedule.preview = (
                 window or default_prefetch_window(schedule),
@@ -73,7 +73,7 @@ class Platform:
         entries: Mapping[RemoteBuffer, BufferStorage],
         in_flight: InFlight,
     ) -> InPlaceMover | PrefetchMover:
-        """Returns the mover that loads and stores the entries of a run.
+        """Returns the mover, which loads and stores the remote-buffer entries of a run.
 
         Args:
             window: see `PrefetchMover`; None: host and device share memory.
@@ -95,7 +95,7 @@ class DirectLauncher:
         return results
 
     def release_arrays(self) -> None:
-        """Does nothing, since this launcher holds no arrays."""
+        """Does nothing, since this launcher keeps no arrays alive."""
 
 
 class Gpu(Platform):
@@ -144,7 +144,7 @@ class Cpu(Platform):
 
 
 def get_platform(name: str) -> Platform:
-    """Returns the platform with JAX's name "cpu", "gpu", "cuda", "rocm" or "tpu"."""
+    """Returns the platform of one of JAX's names: "cpu", "gpu", "cuda", "rocm" or "tpu"."""
     return _PLATFORMS[name]
 
 

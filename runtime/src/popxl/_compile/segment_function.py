@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def replica_function(segment: Segment) -> Any:
-    """Returns the JAX function of one replica: flat arguments to flat results."""
+    """Returns the JAX function of a segment on one replica: flat arguments to flat results."""
 
     def run(*args: Any) -> tuple[Any, ...]:
         values = list(args)
@@ -57,7 +57,7 @@ def replica_function(segment: Segment) -> Any:
 
 
 def global_function(segment: Segment, mesh: Any) -> Any:
-    """Returns the JAX function of all replicas, on global arrays (see `global_shape`).
+    """Returns a segment's JAX function over all replicas, on global arrays (see `global_shape`).
 
     Arrays of no elements are made on each side: XLA's partitioner crashes where the function of a
     replica takes or returns one.

@@ -25,7 +25,7 @@ def cgroup_free_bytes() -> int | None:
 
 
 def _cgroups_of_process() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Yields each cgroup of this process, with the names of its files."""
+    """Yields each cgroup of this process, with the names of its memory limit and usage files."""
     try:
         lines = _PROC_CGROUP.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -162,7 +162,7 @@ def memory_view(array: jax.Array) -> np.ndarray:
 
 
 class BufferPool:
-    """Free device arrays, reused for entries that are read from disk."""
+    """Pool of free device arrays, reused for remote-buffer entries that are read from disk."""
 
     def __init__(self, max_free_bytes: int) -> None:
         """Args: `max_free_bytes`: largest total size of the free arrays."""
@@ -170,7 +170,7 @@ class BufferPool:
         self._max_free_bytes, self._nbytes, self._lock = max_free_bytes, 0, threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
-        """Returns an uninitialized array, from the pool if one of this shape is free."""
+        """Returns an uninitialized device array, from the pool if one of this shape is free."""
         key = shape, np.dtype(dtype), device, _epoch
         with self._lock:
             if self._free[key]:
@@ -180,7 +180,7 @@ class BufferPool:
         return _compile_empty_array(*key)().block_until_ready()
 
     def put_back(self, array: jax.Array) -> None:
-        """Puts an array back into the pool; running programs can still read it."""
+        """Puts a device array back into the pool; running programs can still read it."""
         key = array.shape, array.dtype, array.device, _epoch
         # Starts when all that read the array are done, and is the same memory.
         reusable = _compile_donating_identity(*key)(array)
@@ -270,5 +270,5 @@ class CpuLauncher:
 
 @cache
 def _launch_threads() -> list[ThreadPoolExecutor]:
-    """Returns the launch threads, shared by all programs of the process."""
+    """Returns the threads that launch executables, shared by all programs of the process."""
     return [ThreadPoolExecutor(1, thread_name_prefix="popxl-launch") for _ in range(_HELPERS)]

@@ -15,6 +15,6 @@ analyses = SimpleNamespace()
 
 
 def register_analysis(analysis: F) -> F:
-    """Decorates a function: the IR calls it as `analyses.<its name>`."""
+    """Registers the decorated function, which the IR then calls as `analyses.<its name>`."""
     setattr(analyses, analysis.__name__, analysis)
     return analysis

@@ -50,6 +50,6 @@ def check_integers(
 
 
 def check_type(function: str, name: str, value: Any, kind: type) -> None:
-    """Raises TypeError unless an argument has type `kind`."""
+    """Raises TypeError unless a function's argument has type `kind`."""
     if not isinstance(value, kind):
         raise TypeError(f"{function}: {name} must be a {kind.__name__}, not {value!r}")

@@ -88,7 +88,7 @@ def _has_tensors(items: Iterable[Any]) -> bool:
 
 
 def _check_all_or_no_tensors(items: Iterable[Any], name: str) -> None:
-    """Raises TypeError if a list argument mixes tensors with other values."""
+    """Raises TypeError if a list argument of `fn` mixes tensors with other values."""
     for item in items:
         nested = isinstance(item, (list, tuple)) and _has_tensors(item)
         if not (nested or isinstance(item, (Tensor, TensorSpec))):

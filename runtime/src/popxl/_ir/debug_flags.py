@@ -23,7 +23,7 @@ CHECK = "POPXL_CHECK"
 
 
 def is_flag_set(flag: str) -> bool:
-    """True if a debug flag is set."""
+    """True if a debugging environment variable is set; "" and 0 mean off."""
     return os.environ.get(flag, "0") not in ("", "0")
 
 

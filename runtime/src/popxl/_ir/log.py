@@ -9,7 +9,7 @@ logger = logging.getLogger("popxl")
 
 
 class _StderrFallbackHandler(logging.Handler):
-    """Prints records that no handler of the program prints to standard error."""
+    """Prints records to standard error that no logging handler of the user's program prints."""
 
     def emit(self, record: logging.LogRecord) -> None:
         streams = [getattr(h, "stream", None) for h in logging.getLogger().handlers]

@@ -67,7 +67,7 @@ class Op:
 
     @property
     def can_round_stochastically(self) -> bool:
-        """True if the op stochastically rounds a float32 update to its variable's 16-bit type.
+        """True if the op rounds a float32 update stochastically to its variable's 16-bit type.
 
         With the session option `enableStochasticRounding` that is at random. Every such update of a
         run has a number, the same on all replicas; with the seed of the run it selects a stream of
@@ -85,7 +85,7 @@ class Op:
         return modified
 
     def called_graphs(self) -> tuple[Graph, ...]:
-        """Returns the graphs that the op runs."""
+        """Returns the graphs that the op runs, such as branches or a loop's body."""
         graphs = (r.graph for r in regions(self) if r.kind != "derivative")
         return tuple(dict.fromkeys(graphs))
 
@@ -97,7 +97,7 @@ class Op:
 
 
 def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str] = ()) -> list[Tensor]:
-    """Adds outputs to `op`, named by `names` or else by its definition, and returns them."""
+    """Adds output tensors to `op`, named by `names` or else by its definition."""
     from popxl.tensor import Tensor
 
     added = []

@@ -28,14 +28,14 @@ NameRule = str | Callable[["Op"], "Sequence[str]"]
 
 @dataclass(frozen=True)
 class NoGrad:
-    """Gradient rule of an op without a gradient: the reason; its inputs receive none."""
+    """Gradient rule of an op without a gradient, with the reason; inputs receive none."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RuntimeCheck:
-    """A check of input values that runs with the program.
+    """A check of an op's input values while the program runs.
 
     Attributes:
         broken: `broken(*arrays, **attrs) -> bool array of one element`, from an op's inputs.
@@ -149,5 +149,5 @@ def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) ->
 
 
 def registry() -> Mapping[str, OpDef]:
-    """Returns all op definitions by name."""
+    """Returns all registered op definitions, by op name."""
     return dict(_REGISTRY)

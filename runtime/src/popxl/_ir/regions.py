@@ -19,7 +19,7 @@ G = TypeVar("G")  # a `Graph`, or a `FunctionalGraph`
 
 @dataclass(frozen=True, eq=False)
 class Region(Generic[G]):
-    """A graph that an op runs, or a functional graph that a node runs.
+    """A graph that an op runs (or a functional graph that a node runs), with its input mapping.
 
     Attributes:
         graph: the graph.
@@ -43,13 +43,13 @@ class Region(Generic[G]):
     extra_tensors: tuple[Tensor, ...] = ()
 
     def op_input_index(self, index: int) -> int:
-        """Returns the index of the op's input that is passed as graph input `index`."""
+        """Returns the index of the op's input that is passed as the graph's input `index`."""
         position = self.inputs[index]
         assert position is not None, f"input {index} of {self.graph!r} is given by the op itself"
         return position
 
     def writes_back(self: Region[Graph], op: Op, index: int) -> bool:
-        """True if modifying graph input `index` also modifies the tensor that the op passes."""
+        """True if modifying the graph's input `index` also modifies the op's input tensor."""
         position = self.inputs[index]
         return position is not None and (
             self.graph._inputs[index]._by_ref or position in op.site_modified
@@ -57,5 +57,5 @@ class Region(Generic[G]):
 
 
 def regions(op: Op) -> tuple[Region[Graph], ...]:
-    """Returns the regions of `op`, in execution order."""
+    """Returns the graphs that `op` runs as regions (with input mappings), in execution order."""
     return () if op.defn.regions is None else tuple(op.defn.regions(op))

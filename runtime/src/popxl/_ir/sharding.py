@@ -35,7 +35,7 @@ def shard_elements(shape: Iterable[int], count: int) -> int:
 
 
 def shard_count(full_shape: Iterable[int], elements: int, group_size: int) -> int:
-    """Returns how many shards a tensor has in a group of `group_size` replicas.
+    """Returns the number of shards of a tensor in a group of `group_size` replicas.
 
     Args:
         full_shape: shape of the tensor; the number of a `MetaShape` with one is returned.
@@ -68,7 +68,7 @@ def shard_count(full_shape: Iterable[int], elements: int, group_size: int) -> in
 
 
 def common_meta_shape(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the full shape that sharded tensors have in common, or ().
+    """Returns the full shape that all given sharded tensors have; () if none is sharded.
 
     Prefers one with a known number of shards.
     """

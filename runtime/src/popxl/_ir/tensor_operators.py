@@ -16,7 +16,7 @@ _getitem: Any = None
 
 
 def register_ops(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None:
-    """Sets the module of ops that operators call, and the function for `tensor[key]`."""
+    """Sets the module whose ops tensor operators call, and the function for `tensor[key]`."""
     global ops, _getitem
     ops, _getitem = module, getitem
 
@@ -40,11 +40,11 @@ class TensorOperators(Generic[TensorT]):
 
     # ---- shape methods --------------------------------------------------------------------------
     def transpose(self, permutation: Iterable[int] | None = None) -> TensorT:
-        """Permutes the axes; default: reverses them."""
+        """Returns the tensor with permuted axes; default: in reverse order."""
         return ops.transpose(self, _tuple_or_none(permutation))
 
     def transpose_(self, permutation: Iterable[int] | None = None) -> TensorT:
-        """Permutes the axes as a view, like `transpose`."""
+        """Returns the tensor with permuted axes as a view, like `transpose`."""
         return ops.transpose_(self, _tuple_or_none(permutation))
 
     @property

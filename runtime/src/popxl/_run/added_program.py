@@ -1,4 +1,4 @@
-"""A further program that runs on the state of another one: its variables and remote buffers.
+"""Added program: a further program that runs on another one's variables and remote buffers.
 
 The programs are of equal structure, such as steps for batches of different lengths. Their buffers
 correspond in the order of creation: where entries are alike, the programs share them; all others,
@@ -24,7 +24,7 @@ from popxl.tensor import Shard, Variable
 
 @dataclass
 class AddedProgram:
-    """Maps the state of a session's program to an added program, and its changes back.
+    """Maps the state (variables, buffers) of a session's program to an added one, and changes back.
 
     Attributes:
         ir: of the added program; its buffers are placed as those of `owner` that correspond.
@@ -58,7 +58,7 @@ class AddedProgram:
                 raise ValueError(f"variable {variable!r} of the added program is not {owner!r}")
 
     def _is_same(self, a: Variable, b: Variable) -> bool:
-        """True if two variables have one specification and place."""
+        """True if two variables have equal shapes and dtypes, and are in the same place."""
         if (a.shape, a.dtype) != (b.shape, b.dtype) or (a._remote is None) != (b._remote is None):
             return False
         if a._remote is None or b._remote is None:
@@ -73,15 +73,15 @@ class AddedProgram:
 
     @property
     def transient(self) -> set[RemoteBuffer]:
-        """Buffers of the session's program that this program does not share."""
+        """Remote buffers of the session's program that the added program does not share."""
         return {*self.owner.remote_buffers} - {*self._shared.values()}
 
     def owners_of(self, variables: Iterable[Variable]) -> set[Variable]:
-        """Returns the session's variables for those of the added program."""
+        """Returns the session's variables that correspond to variables of the added program."""
         return {self._owner_of[variable] for variable in variables}
 
     def share_state(self, state: ProgramState) -> ProgramState:
-        """Returns the added program's view of the session's state.
+        """Returns the session's device state (variables, buffers) as the added program's.
 
         Arrays of variables outside buffers move to it, until `return_state`.
         """
@@ -98,7 +98,7 @@ class AddedProgram:
         return ProgramState(variables, entries, state.disk_queue, owns_disk_queue=False)
 
     def return_state(self, own: ProgramState, state: ProgramState) -> None:
-        """Moves changed variables back, and drops the entries that are not shared."""
+        """Moves changed variables back to the session, and drops entries that are not shared."""
         for variable, owner in self._on_device():
             state.variables[owner] = own.variables[variable]
         for buffer, entries in own.entries.items():
@@ -106,7 +106,7 @@ class AddedProgram:
                 entries.close()
 
     def _on_device(self) -> list[tuple[Variable | Shard, Variable | Shard]]:
-        """Pairs of the tensors of variables outside buffers."""
+        """Pairs (added program's, session's) of tensors of variables outside remote buffers."""
         return [
             (device_variables.device_tensor(a), device_variables.device_tensor(b))
             for a, b in self._owner_of.items()
@@ -115,6 +115,6 @@ class AddedProgram:
 
 
 def _is_alike(a: RemoteBuffer, b: RemoteBuffer) -> bool:
-    """True if the entries of two buffers can be the same."""
+    """True if two remote buffers have equal shapes, dtypes, entries and kind."""
     specs = [(x.tensor_shape, x.tensor_dtype, x.meta_shape, x.entries, x.kind) for x in (a, b)]
     return specs[0] == specs[1]

@@ -52,7 +52,7 @@ def upload_variables(
 
 
 def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> DiskQueue | None:
-    """Returns the disk queue for remote-buffer entries on disk; None if no buffer has any.
+    """Returns the queue of disk reads and writes of a program; None if no entry is on disk.
 
     Raises:
         DiskError: the folder cannot be used.
@@ -71,7 +71,7 @@ def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> Di
 def put_variables(
     program: Program, state: ProgramState, variables: Iterable[Variable], values: HostValues
 ) -> Iterator[Variable]:
-    """Copies variables' values from host to devices; yields each variable when done."""
+    """Copies variables' values from host to devices; yields each variable when it is copied."""
     make = partial(_local_value, program, values)
     for var, value in compute_ahead(variables, values.concurrent, make):
         _put_variable(program, state, var, value, values)
@@ -81,7 +81,7 @@ def put_variables(
 def _put_variable(
     program: Program, state: ProgramState, var: Variable, value: Source, values: HostValues
 ) -> None:
-    """Replaces a variable's value on the devices by `value()`."""
+    """Replaces a variable's value on the devices by the result of `value()`."""
     if var._remote is None:
         resident, sharding = device_tensor(var), create_per_replica_sharding(program.mesh)
         state.variables[resident] = replica_arrays.put_variable(
@@ -102,7 +102,7 @@ def _local_value(program: Program, values: HostValues, var: Variable) -> np.ndar
 
 
 def _share_entry(entries: BufferStorage, index: int, shared_value: SharedValue | None) -> bool:
-    """Shares a remote-buffer entry of another session; False if that is not possible."""
+    """Shares another session's remote-buffer entry; False if it has no such entry."""
     if shared_value is None:
         return False
     state, remote = shared_value.state(), shared_value.variable._remote
@@ -118,7 +118,7 @@ def changeable_variables(program: Program) -> set[Variable]:
 
 
 def take_changed_variables(program: Program, state: ProgramState) -> set[Variable]:
-    """Returns the variables that runs have changed since the last call of this function."""
+    """Returns the variables changed by runs since the last call, and resets this record."""
     changed = {_owning_variable(t) for t in program.changed_variables}
     for buffer, entries in state.entries.items():
         changed.update(v for i, v in buffer._variables.items() if i in entries.stored)
@@ -127,7 +127,7 @@ def take_changed_variables(program: Program, state: ProgramState) -> set[Variabl
 
 
 def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.ndarray:
-    """Returns a variable's value from the devices (collective).
+    """Returns a variable's value from the devices; collective over processes.
 
     It can be a view of device memory.
     """
@@ -142,7 +142,7 @@ def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.n
 
 
 def _local_replicas(program: Program, var: Variable) -> dict[int, tuple[int, ...]] | None:
-    """Returns, for each replica, the replicas with the same shard, if no exchange is needed.
+    """Returns, for each replica, the replicas with the same shard, if every process has all shards.
 
     Every process must hold every shard. None if processes must exchange shards, or there is one
     process.
@@ -172,7 +172,7 @@ def _local_shards(
 def local_shard(
     program: Program, state: ProgramState, var: Variable, replicas: Sequence[int]
 ) -> np.ndarray:
-    """Returns a variable's shard from whichever of `replicas` belongs to this process."""
+    """Returns a variable's shard from the one of `replicas` that belongs to this process."""
     devices, process = program.mesh.devices.flat, jax.process_index()
     replica = next(r for r in replicas if devices[r].process_index == process)
     return replica_arrays.replica_shards(*_stored_array(program, state, var), replica)[replica]
@@ -181,7 +181,7 @@ def local_shard(
 def _stored_array(
     program: Program, state: ProgramState, var: Variable
 ) -> tuple[jax.Array, int, tuple[int, ...]]:
-    """Returns a variable's device array, its number of replicas, and its shape per replica."""
+    """Returns a variable's device array, the number of replicas, and the shape on one replica."""
     replicas = program.mesh.devices.size
     if var._remote is None:
         resident = device_tensor(var)
@@ -191,7 +191,7 @@ def _stored_array(
 
 
 def _owning_variable(t: Variable | Shard) -> Variable:
-    """Returns the variable that a tensor on the devices belongs to."""
+    """Returns the variable of a device tensor, which is the variable itself or its shard."""
     return t._of if isinstance(t, Shard) else t
 
 

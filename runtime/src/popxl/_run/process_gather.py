@@ -1,4 +1,4 @@
-"""All-gather of replicas' values across processes.
+"""All-gather across processes of the values that each process's replicas hold.
 
 Everything here is collective: all processes call it, in the same order.
 """
@@ -20,7 +20,7 @@ _AXIS = "processes"
 
 
 def replica_scalars(x: jax.Array) -> np.ndarray:
-    """Returns the scalar of every replica: an array (replicas,) on each process."""
+    """Returns each replica's value of a scalar as an array (replicas,), on every process."""
     if x.is_fully_addressable:
         return np.asarray(x)
     replicated_array = _compile_copy(create_replicated_sharding(x.sharding.mesh))(x)
@@ -30,7 +30,7 @@ def replica_scalars(x: jax.Array) -> np.ndarray:
 def gather_shards(
     local: Mapping[int, np.ndarray], needed: Sequence[int], mesh: Mesh
 ) -> Mapping[int, np.ndarray]:
-    """Returns the shards of the `needed` replicas, from all processes.
+    """Returns a variable's shards of the `needed` replicas, gathered from all processes.
 
     Args:
         local: shards of this process's replicas, of one shape and dtype.
@@ -67,7 +67,7 @@ def all_gather_processes(local: np.ndarray, mesh: Mesh) -> np.ndarray:
 
 
 def _owners_and_indices(owners: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns, for each shard, its owner and its index among the owner's shards."""
+    """Returns, for each shard, its process and its index among that process's shards."""
     counts: dict[int, int] = {}
     positions = []
     for owner in owners:

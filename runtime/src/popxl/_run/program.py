@@ -1,4 +1,4 @@
-"""A compiled program: its schedule, and an executable for each segment.
+"""A compiled program: its schedule of host steps, and an executable for each segment.
 
 A run takes the state from the session and returns it; a failed run loses it. Between runs the
 session alone owns variables and entries: the program keeps constants, scalars, and pending arrays
@@ -95,14 +95,14 @@ class ProgramState:
         )
 
     def close(self) -> None:
-        """Deletes the entries on disk; also done when the state is garbage-collected."""
+        """Deletes the program's entries on disk; also done when the state is garbage-collected."""
         for entries in self.entries.values():
             entries.close()
         if self._closed is not None:
             self._closed()
 
     def run_context(self, main: Routine, fetched: FetchedScalars) -> AbstractContextManager[None]:
-        """Context for one run of the program."""
+        """Context for one run of the program, in which its entries on disk are read ahead."""
         if self.disk_queue is None:
             return nullcontext()
         return self.disk_queue.run_context(
@@ -163,7 +163,7 @@ class Program:
 
     @property
     def changed_variables(self) -> list[Variable | Shard]:
-        """Variables on the devices that a run can change."""
+        """Tensors on the devices (variables or shards) that a run can change."""
         return [self.variables[i] for i in self.schedule.graph.changed]
 
     @property
@@ -173,7 +173,7 @@ class Program:
 
     @property
     def _runtime_checks(self) -> list[tuple[Op, str]]:
-        """Runtime checks of the program: (op, rule); fault number n is the n-th."""
+        """Runtime checks of the program, as (op, rule); fault number n is the n-th."""
         rules = [
             (op, op.defn.check.rule) for op in self.context.checks if op.defn.check is not None
         ]
@@ -220,7 +220,7 @@ class Program:
         logger.info("compiled or loaded %d executables in %.2f s", len(executables), seconds)
 
     def _keys_missing_in_any_process(self, loaded: Mapping[str, Any]) -> list[str]:
-        """Returns the cache keys of executables that at least one process does not have.
+        """Returns the cache keys of executables that at least one process lacks.
 
         On GPUs XLA tunes what it compiles together with all processes, and waits for each: all
         compile an executable, or none does.
@@ -269,7 +269,7 @@ class Program:
         }
 
     def _put_scalar(self, value: int, spec: TensorSpec) -> jax.Array:
-        """Copies a host integer to the devices; equal numbers share one array."""
+        """Copies a host integer to the devices; equal numbers share one device array."""
         key = value, spec.shape, spec.dtype
         if key not in self._scalars:
             if len(self._scalars) > _MAX_CACHED_SCALARS:
@@ -292,7 +292,7 @@ class Program:
     def run(
         self, state: ProgramState, inputs: dict[Any, jax.Array], seed: jax.Array | None
     ) -> dict[Any, jax.Array]:
-        """Runs the program once. `state` is changed in place; a failed run loses it.
+        """Runs the program once. `state` is changed in place; a failed run loses its values.
 
         Args:
             inputs: data of the host-to-device streams, (replicas * transfers, *shape).
@@ -327,7 +327,7 @@ class Program:
 
     @cached_property
     def _changed_outputs(self) -> list[tuple[int, Register, bool]]:
-        """Variables that a run changes: (index, output register, True if no alias).
+        """Variables that a run changes: (index, output register, True if nothing aliases it).
 
         The flag is True if nothing else aliases the output.
         """
@@ -360,7 +360,7 @@ class Program:
         return self._is_stepwise or (self.timing is not None and self.timing.synchronize)
 
     def wait_all(self, state: ProgramState | None = None) -> None:
-        """Waits until all dispatched work, and the variables of `state`, are ready."""
+        """Waits until all dispatched work is done and the variables of `state` are ready."""
         if state is not None:
             jax.block_until_ready([x for x in state.variables.values() if not x.is_deleted()])
         self._in_flight.wait_all()
@@ -370,7 +370,7 @@ class Program:
 
     @cached_property
     def _replica_zeros(self) -> jax.Array:
-        """A zero for each replica, in an array that is never donated."""
+        """A zero for each replica, in a device array that is never donated to an executable."""
         zeros = np.zeros(global_shape(self.ir.replication_factor, ()), np.int32)
         return put_array(zeros, create_per_replica_sharding(self.mesh))
 

@@ -1,4 +1,4 @@
-"""Executor of schedules: dispatches steps asynchronously and waits only where it must.
+"""Executor of schedules: dispatches the host's steps and waits only where a step needs a result.
 
 JAX runs dispatched work in the background, so the executor can dispatch the loads of the next layer
 while the devices still compute the current one. It waits for scalars that the host needs, and when
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunGlobals:
-    """Arguments that the segments of a run take besides the schedule's registers.
+    """Streams, constants, fault and seed, which a run's segments take besides schedule registers.
 
     Attributes:
         streams: data of each stream, (replicas * transfers, *shape).
@@ -106,7 +106,7 @@ class ScheduleExecutor:
         }
 
     def run(self, main: Routine, inputs: list[Any]) -> list[Any]:
-        """Runs the schedule and returns the registers of its main routine. `inputs` is emptied."""
+        """Runs the schedule; returns the main routine's output values. `inputs` is emptied."""
         main_frame, handlers = Frame(main, inputs), self._handlers
         step, frame = None, main_frame
         try:

@@ -40,14 +40,14 @@ class HostStreams:
         return self._ir.instance_replication_factor
 
     def full_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of a stream's host array from that of one transfer.
+        """Returns the shape of a stream's host array in a run, given the shape of one transfer.
 
         Leading axes for host transfers and replicas, where there are several.
         """
         return (*(n for n in (self._num_transfers, self._num_replicas) if n > 1), *shape)
 
     def create_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
-        """Returns zero-filled host arrays for the program's output streams."""
+        """Creates zero-filled host arrays for the output streams of the program."""
         return {
             s: np.zeros(self.full_shape(s.shape), s.dtype.as_numpy())
             for s in self._program.output_streams
@@ -58,7 +58,7 @@ class HostStreams:
         results: Mapping[DeviceToHostStream, jax.Array],
         output_arrays: Mapping[DeviceToHostStream, np.ndarray],
     ) -> None:
-        """Writes the outputs of a run into the user's arrays."""
+        """Copies the output streams of a run from the devices into the user's arrays."""
         for stream, target in output_arrays.items():
             shape = (self._num_replicas, self._num_transfers, *stream.shape)
             value = np.moveaxis(local_data(results[stream]).reshape(shape), 0, 1)
@@ -161,7 +161,7 @@ class HostStreams:
 
 
 def _can_convert(data_dtype: np.dtype, stream_dtype: np.dtype) -> bool:
-    """True if Python numbers can be converted to `stream_dtype`.
+    """True if Python numbers of a type can be converted to `stream_dtype`.
 
     `data_dtype` is their dtype as an array.
     """

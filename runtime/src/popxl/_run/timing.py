@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TimingSums:
-    """Count, run time and wait time of one kind of schedule step.
+    """Count, host seconds and wait seconds of one kind of schedule step (loads, runs, ...).
 
     Attributes:
         count: steps of the schedule.
@@ -64,18 +64,18 @@ class RegionTimes:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the host spent without waiting."""
+        """Seconds of a region in which the host did not wait for the devices."""
         return sum(sums.seconds for sums in self.sums)
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds that the host waited."""
+        """Seconds of a region in which the host waited for the devices."""
         return sum(sums.wait_seconds for sums in self.sums)
 
 
 @dataclass
 class Timing:
-    """Times of the runs in a `Session.timing` context.
+    """Times of the program runs inside a `Session.timing` context.
 
     Attributes:
         synchronize: the host waited for each step of the schedule before the next.
@@ -139,7 +139,7 @@ class Timer:
                 part.host_steps.add(seconds, wait_seconds)
 
     def _wait_for_transfer(self, step: Step, registers: list[Any]) -> None:
-        """Waits for a load or store; the program itself waits for segments."""
+        """Waits for a load or store to be timed; the program itself waits for its segments."""
         match step:
             case Load():
                 jax.block_until_ready(registers[step.out])

@@ -1,1 +1,1 @@
-"""Schedules: the steps of the host in a run, as data without arrays and without JAX."""
+"""Schedules: a run's steps on the host (transfers, segment runs), as data without arrays or JAX."""

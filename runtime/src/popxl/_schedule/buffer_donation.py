@@ -1,4 +1,4 @@
-"""Buffer donation: which segments reuse the memory of their arguments, and where copies are needed.
+"""Buffer donation: which compiled segments reuse their arguments' memory, and which need copies.
 
 A segment donates an argument whose memory is dead (`liveness`) and belongs to the routine. Inputs
 belong to the caller, except those that the graph changes or a loop carries: callers donate these,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
-    """Decides in place which step arguments are donated and which are copied in a routine.
+    """Sets in a routine's steps which arguments are donated to XLA and which are copied.
 
     Args:
         donatable_inputs: inputs that callers can be asked to donate.
@@ -44,14 +44,14 @@ def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
 
 
 def is_exclusive(routine: Routine, index: int, source: int | None = None) -> bool:
-    """True if an output shares its memory with no value but, possibly, caller input `source`."""
+    """True if a routine's output shares memory with nothing but, possibly, its input `source`."""
     memory = routine.output_memory[index]
     private = all(kind == "own" or (kind, key) == ("input", source) for kind, key in memory)
     return private and memory.isdisjoint(routine.shared_memory)
 
 
 class _DonationPass:
-    """Decides donations and copies of one routine's steps.
+    """Decides the donations and copies of the steps of one routine (a graph's host steps).
 
     Attributes:
         donatable_inputs: inputs that callers can be asked to donate.
@@ -154,7 +154,7 @@ class _DonationPass:
 
     # ---- the end --------------------------------------------------------------------------------
     def _record_output_memory(self) -> None:
-        """Records the memory of outputs, its last use and its aliases in the routine.
+        """Records where a routine's outputs are stored, and which other values share that memory.
 
         Memory that the same outputs can be in is merged: nested branches would double it each time.
         """
@@ -185,14 +185,14 @@ class _DonationPass:
 
 
 def _donation_order(segment: Segment) -> list[int]:
-    """Returns argument indices in donation order: first those that the segment modifies."""
+    """Returns argument indices in donation order: first those that the segment's nodes modify."""
     changed = {v.tensor for v in segment.results}
     return sorted(range(len(segment.args)), key=lambda i: segment.args[i].tensor not in changed)
 
 
 # ---- entries ------------------------------------------------------------------------------------
 def _loads_of_updated_entries(routine: Routine) -> dict[Register, Load]:
-    """Returns, by register, the loads whose entry is stored to before other buffer uses."""
+    """Returns, by result register, the loads whose entry is stored before other buffer uses."""
     loads: dict[Register, Load] = {}
     pending: dict[RemoteBuffer, Load] = {}
     for step in routine.steps:
@@ -209,7 +209,7 @@ def _loads_of_updated_entries(routine: Routine) -> dict[Register, Load]:
 
 
 def mark_entry_copies(routines: Sequence[Routine]) -> None:
-    """Marks loads and stores that must copy an entry.
+    """Marks loads and stores that must copy the remote-buffer entry instead of sharing its memory.
 
     Another load donates the entry while its value is used.
 
@@ -242,7 +242,7 @@ def mark_entry_copies(routines: Sequence[Routine]) -> None:
 def _entry_aliases(
     step: Step, returned: Mapping[Routine, Sequence[tuple[int, Load | Store]]]
 ) -> list[tuple[Register, Load | Store]]:
-    """Returns registers that share memory with an entry after `step`, each with its transfer.
+    """Returns registers that share memory with an entry after `step`, each with its load or store.
 
     Args:
         returned: of the routines that `step` may call, outputs that do.
@@ -272,7 +272,7 @@ def _donated_buffers(step: Step) -> Set[RemoteBuffer]:
 
 
 def _record_buffers(routine: Routine) -> None:
-    """Records in a routine the buffers that it uses, and the buffers whose entries it donates."""
+    """Records in a routine the remote buffers that it uses, and those whose entries it donates."""
     steps = routine.steps
     called = (call_args.routine.used_buffers for step in steps for call_args in routine_calls(step))
     direct = (step.buffer for step in steps if isinstance(step, (Load, Store)))

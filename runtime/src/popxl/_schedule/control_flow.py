@@ -1,4 +1,4 @@
-"""Calls, loops and branches that the host executes."""
+"""Calls, loops and branches that the host executes, as steps of the schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ControlFlow:
-    """Adds call, loop and branch steps to a routine."""
+    """Adds call, loop and branch steps to the routine (host steps) of a graph."""
 
     def __init__(self, builder: RoutineBuilder, routine_of: Callable[..., Routine]) -> None:
         """Args: `routine_of`: returns the routine of a graph (`_ScheduleBuilder.get_routine`)."""
@@ -22,7 +22,7 @@ class ControlFlow:
 
     # ---- calls and loops ------------------------------------------------------------------------
     def add_loop(self, node: Node) -> None:
-        """Adds a loop step for a node; a call is a loop of one iteration."""
+        """Adds a loop step for a call or loop node; a call is a loop of one iteration."""
         (region,) = node.regions
         scalar_inputs = self._scalar_inputs(node, region)
         zeros = self._zero_inputs(node, region)
@@ -50,7 +50,7 @@ class ControlFlow:
         zeros: Sequence[int],
         iterations: range,
     ) -> list[Register | None]:
-        """Adds a loop step for a range of the iterations of `node`.
+        """Adds a loop step for a range of the iterations of a call or loop `node`.
 
         Args:
             args: argument registers by input; updated to those of the next iteration.
@@ -67,7 +67,7 @@ class ControlFlow:
         carried = {i: k for k, i in region.carried if i in args}
 
         def output_register(output_index: int) -> tuple[Register | None, Register | None]:
-            """Returns where an output is, and the register that the step writes it to."""
+            """Returns where a node's output is stored, and the register that receives it."""
             register = routine.outputs[output_index]
             if region.outputs[output_index] is None:
                 return None, None
@@ -106,7 +106,7 @@ class ControlFlow:
         return outputs
 
     def _zero_inputs(self, node: Node, region: Region[FunctionalGraph]) -> tuple[int, ...]:
-        """Returns the modified loop inputs that are zeros before the first iteration."""
+        """Returns the inputs modified by a loop that are zeros before its first iteration."""
         changed = {i for k, i in region.carried if k >= len(region.graph.graph._outputs)}
         return tuple(
             i
@@ -115,7 +115,7 @@ class ControlFlow:
         )
 
     def _scalar_inputs(self, node: Node, region: Region[FunctionalGraph]) -> frozenset[int]:
-        """Returns the loop inputs that are host scalars in all iterations."""
+        """Returns the loop inputs that are integers known to the host in all iterations."""
         own = len(region.graph.graph._outputs)
         changed = {i for k, i in region.carried if k >= own}
         scalar_inputs = {
@@ -149,7 +149,7 @@ class ControlFlow:
 
     # ---- branches -------------------------------------------------------------------------------
     def add_branch(self, node: Node) -> None:
-        """Adds a branch step for a conditional."""
+        """Adds a branch step for a conditional node."""
         builder = self._builder
         condition = builder.scalar_register(node.inputs[0])
         if condition is None:

@@ -53,12 +53,12 @@ def is_host_scalar_spec(spec: TensorSpec) -> bool:
 
 
 def host_constant(t: Tensor) -> int | None:
-    """Returns the number that a constant holds; None if it is not a constant scalar."""
+    """Returns the integer that a constant holds; None if it is not one integer or bool."""
     return int(t._data.item()) if isinstance(t, Constant) and is_host_scalar_spec(t.spec) else None
 
 
 def host_function(op: Op) -> Rule | None:
-    """Returns a function that computes an op on host integers; None if the host cannot.
+    """Returns a function that computes an op on host integers; None if the op has none.
 
     It maps the op's inputs to a tuple of its outputs.
     """
@@ -80,5 +80,5 @@ def host_function(op: Op) -> Rule | None:
 def _compute_wrapped(
     function: Callable[..., int], low: int, count: int, *numbers: int
 ) -> tuple[int, ...]:
-    """Returns the result of `function`, wrapped to the range [low, low + count)."""
+    """Returns the integer result of `function`, wrapped to the range [low, low + count)."""
     return ((function(*numbers) - low) % count + low,)

@@ -76,7 +76,7 @@ class Inliner:
 
     # ---- calls that are written out --------------------------------------------------------------
     def _should_inline(self, node: Node) -> bool:
-        """True if a call is inlined.
+        """True if a call node is replaced by the nodes of its graph.
 
         Its graph only moves entries, calls outlined graphs or forwards its inputs.
         """
@@ -147,7 +147,7 @@ def is_outlined_call(node: Node | None) -> bool:
 
 
 def _runs_on_device(node: Node | None) -> bool:
-    """True if the devices run a node in the segment that reads it."""
+    """True if the devices compute a node in the same segment as the nodes that read it."""
     return node is not None and not (node.is_rematerialized or node.is_on_host)
 
 
@@ -218,7 +218,7 @@ def _call_inputs(copier: NodeCopier, node: Node) -> list[Value]:
 
 
 def _materialized_sources(values: Iterable[Value]) -> dict[Value, None]:
-    """Returns the stored values that `values` are computed from.
+    """Returns the stored values that `values` are computed from by views and zeros.
 
     Views and zeros are recomputed.
     """

@@ -19,7 +19,7 @@ MemoryRef = tuple[str, Any]  # ("own" | "input" | "entry", key); the key of an i
 
 
 class Liveness:
-    """Last uses and memory of the registers of one routine.
+    """Last uses of one routine's virtual registers, and the memory that they can share.
 
     Attributes:
         last_use: index of the last step that reads a register; the number of steps for an output.
@@ -39,7 +39,7 @@ class Liveness:
             self.set_memory(register, [("input", i)])
 
     def set_memory(self, register: Register, memory: Iterable[MemoryRef]) -> None:
-        """Records the memory that a register can share; host scalars have none."""
+        """Records the memory that a register's array can share; host scalars have none."""
         if register in self._routine.specs:
             self.memory[register] = frozenset(memory)
             for m in self.memory[register]:
@@ -47,7 +47,7 @@ class Liveness:
                 self._last_users[m] = sorted(registers, key=self._last_use, reverse=True)[:2]
 
     def is_dead(self, register: Register, index: int, uses: Counter[Register]) -> bool:
-        """True if step `index` is the last to use the register's memory, and uses it once."""
+        """True if step `index` is the last to use a register's memory, and reads it just once."""
         return uses[register] == 1 and self.last_use[register] == index and not any(
             other != register and self._last_use(other) >= index
             for m in self.memory[register]
@@ -55,7 +55,7 @@ class Liveness:
         )  # fmt: skip
 
     def memory_last_use(self) -> dict[Register, int]:
-        """Returns, for each register, the index of the last step that uses its memory."""
+        """Returns, for each register, the index of the last step that uses its array's memory."""
         return {
             register: max(
                 map(self._last_use, [register, *(self._last_users[m][0] for m in memory)])
@@ -86,7 +86,7 @@ class Liveness:
         return memory
 
     def record_dead_registers(self) -> None:
-        """Records in each step the registers that are dead after it."""
+        """Records in each step the registers whose last use it is."""
         constants = set(self._routine.constants)
         for i, step in enumerate(self._routine.steps):
             donated = set(step.body.donated) if isinstance(step, Loop) else set()

@@ -1,4 +1,4 @@
-"""Look-ahead: the loads, stores and runs that a schedule will execute next.
+"""Look-ahead: the loads, stores and segment runs that a schedule will execute next.
 
 Indices of entries follow from constants, counters and fetched scalars, so a walk over the schedule
 with scalars alone, without arrays, can run ahead of the executor. It stops where it needs a scalar
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LookaheadEvent(NamedTuple):
-    """A load, store or run that the schedule will execute.
+    """A load, a store or a segment run that the schedule will execute.
 
     Attributes:
         entry_index: index of the entry; of a run 0.
@@ -42,7 +42,7 @@ class LookaheadEvent(NamedTuple):
 
 
 def lookahead_events(main: Routine, fetched: deque[Any]) -> Iterator[LookaheadEvent | None]:
-    """Yields the events of a run in execution order; None until a needed scalar is fetched.
+    """Yields a run's loads, stores and segment runs; None until a needed scalar is fetched.
 
     Args:
         fetched: numbers that the executor has fetched from the devices, in order; they are taken.
@@ -69,7 +69,7 @@ def lookahead_events(main: Routine, fetched: deque[Any]) -> Iterator[LookaheadEv
 
 
 def static_events(schedule: Schedule) -> Iterator[LookaheadEvent | None]:
-    """Yields the events of a run without running it: fetched scalars count as 0."""
+    """Yields a run's loads, stores and segment runs without a run: fetched scalars count as 0."""
     fetched = deque[Any]()
     for event in lookahead_events(schedule.main, fetched):
         if event is None:
@@ -78,18 +78,18 @@ def static_events(schedule: Schedule) -> Iterator[LookaheadEvent | None]:
 
 
 class FetchedScalars:
-    """Scalars fetched from the devices, queued for each look-ahead iterator."""
+    """Integers fetched from the devices, queued for each iterator over upcoming steps."""
 
     def __init__(self) -> None:
         self._queues: list[deque[Any]] = []
 
     def subscribe(self) -> deque[Any]:
-        """Returns a new queue of fetched scalars, for `lookahead_events`."""
+        """Returns a new queue of the integers fetched from the devices, for `lookahead_events`."""
         self._queues.append(deque())
         return self._queues[-1]
 
     def append(self, scalar: Index) -> None:
-        """Appends a fetched scalar to all queues."""
+        """Appends an integer fetched from the devices to all queues."""
         for queue in self._queues:
             queue.append(scalar)
 
@@ -129,7 +129,7 @@ def default_prefetch_window(schedule: Schedule) -> int:
 
 
 def _loaded_bytes(step: Step, routine_bytes: Mapping[Routine, int]) -> int:
-    """Returns the bytes that a step loads."""
+    """Returns the bytes of remote-buffer entries that a step loads on one replica."""
     if isinstance(step, Load):
         return step.nbytes
     return max((routine_bytes[call_args.routine] for call_args in routine_calls(step)), default=0)

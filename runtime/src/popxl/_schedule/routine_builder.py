@@ -1,4 +1,4 @@
-"""Builder of routines: assigns values to registers and nodes to segments.
+"""Builder of routines (a graph's host steps): assigns values to registers, nodes to segments.
 
 Device nodes are added to the open segment. Values that its nodes read become arguments, and values
 that later steps read become results. Loads are placed before the segment and stores after it, so it
@@ -25,7 +25,7 @@ Labelled = TypeVar("Labelled", bound=Step)
 
 
 class RegisterFile:
-    """Virtual registers of a routine.
+    """Virtual registers of a routine: numbered places of arrays and host scalars.
 
     Attributes:
         specs: spec of each array register.
@@ -60,7 +60,7 @@ class RegisterFile:
 
 @dataclass(eq=False)
 class _SegmentBuilder:
-    """A segment under construction: its nodes, arguments and results.
+    """A segment (ops compiled together) under construction: its nodes, arguments and results.
 
     Attributes:
         args, results: registers of the values that it takes and returns.
@@ -90,7 +90,7 @@ def set_label(step: Labelled, node: Node) -> Labelled:
 
 
 class RoutineBuilder:
-    """The steps, registers and segments of one routine under construction.
+    """The host steps, registers and segments of one graph's routine under construction.
 
     Attributes:
         rounding_offset: random roundings so far.
@@ -120,7 +120,7 @@ class RoutineBuilder:
 
     # ---- where values are -----------------------------------------------------------------------
     def bind(self, value: Value, register: Register) -> None:
-        """Records that a value is in `register`."""
+        """Records that a value of the graph is in virtual register `register`."""
         self._locations[value] = register
 
     def scalar_register(self, value: Value) -> Register | None:
@@ -132,7 +132,7 @@ class RoutineBuilder:
         return None if constant is None else self.registers.constant(constant)
 
     def array_register(self, value: Value) -> Register:
-        """Returns a register with a value's array, which the open segment computes if necessary."""
+        """Returns a register with a value's array, which the segment being built may compute."""
         location = self._locations.get(value)
         if isinstance(location, _SegmentBuilder):
             return self._segment_result(location, value)
@@ -142,7 +142,7 @@ class RoutineBuilder:
         return self._segment_result(self.open_segment, value)
 
     def fetch_scalar(self, value: Value, node: Node) -> Register:
-        """Adds a step that fetches a scalar from the devices, and returns its register."""
+        """Adds a step that fetches an integer from the devices, and returns its register."""
         array = self.array_register(value)
         self.close_segment()
         number = self.registers.new_scalar()
@@ -150,7 +150,7 @@ class RoutineBuilder:
         return number
 
     def is_zeros(self, value: Value) -> bool:
-        """True if a value is zeros, which need no memory."""
+        """True if a value of the graph is known to be zeros, which need no memory."""
         return value.node is not None and value.node.kind == "zeros"
 
     def _segment_result(self, segment_builder: _SegmentBuilder, value: Value) -> Register:
@@ -160,7 +160,7 @@ class RoutineBuilder:
 
     # ---- the open segment -----------------------------------------------------------------------
     def make_available(self, value: Value) -> None:
-        """Makes a value available in the open segment, as an argument or recomputed."""
+        """Makes a value available in the segment being built, as an argument or recomputed."""
         stack = [(value, False)]  # views of views may be many: no recursion
         while stack:
             value, is_ready = stack.pop()
@@ -185,7 +185,7 @@ class RoutineBuilder:
                 stack += [(v, False) for v in node.inputs]
 
     def add_node(self, node: Node) -> None:
-        """Adds a node to the open segment."""
+        """Adds a node to the segment (ops compiled together) that is being built."""
         for v in node.inputs:
             self.make_available(v)
         self._append_node(node)
@@ -202,7 +202,7 @@ class RoutineBuilder:
         return _SegmentBuilder(Segment(f"{self.title}.{len(self._closed_segments)}"))
 
     def close_segment(self) -> None:
-        """Closes the open segment and adds its pending stores."""
+        """Ends the segment being built, and adds the stores that wait for its results."""
         segment_builder = self.open_segment
         if segment_builder.segment.nodes or segment_builder.results:
             segment_builder.run = Run(
@@ -220,7 +220,7 @@ class RoutineBuilder:
         self.steps += segment_builder.pending_stores
 
     def finish(self) -> None:
-        """Closes the last segment, and sets arguments and results of all segments."""
+        """Ends the last segment, and sets the arguments and results of all segments."""
         self.close_segment()
         for segment_builder in self._closed_segments:
             assert segment_builder.run is not None

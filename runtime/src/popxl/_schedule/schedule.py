@@ -42,11 +42,11 @@ class Step:
     location: str = ""
 
     def reads(self) -> Iterator[Register]:
-        """Yields the registers that the step reads."""
+        """Yields the virtual registers that the step reads."""
         yield from ()
 
     def writes(self) -> Iterator[Register]:
-        """Yields the registers that the step writes."""
+        """Yields the virtual registers that the step writes."""
         yield from ()
 
 
@@ -59,13 +59,13 @@ class Transfer(Step):
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the entry on one replica."""
+        """Bytes of the transferred remote-buffer entry on one replica."""
         return math.prod(self.buffer.tensor_shape) * self.buffer.tensor_dtype.itemsize
 
 
 @dataclass(eq=False, kw_only=True)
 class Load(Transfer):
-    """Loads entry `entry_index` of a remote buffer to the device.
+    """Step that loads entry `entry_index` of a remote buffer to the device.
 
     Attributes:
         donates: the entry donates its memory: a later step stores to it before anything else
@@ -86,7 +86,7 @@ class Load(Transfer):
 
 @dataclass(eq=False, kw_only=True)
 class Store(Transfer):
-    """Stores an array to entry `entry_index` of a remote buffer.
+    """Step that stores an array to entry `entry_index` of a remote buffer.
 
     Attributes:
         copies: the entry must not share memory with the array, which is still used.
@@ -101,7 +101,7 @@ class Store(Transfer):
 
 @dataclass(eq=False, kw_only=True)
 class Compute(Step):
-    """Computes scalars on the host."""
+    """Step that computes integers on the host, such as loop counters and entry indices."""
 
     name: str
     rule: Rule
@@ -117,7 +117,7 @@ class Compute(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Fetch(Step):
-    """Waits for a scalar from the devices."""
+    """Step that waits for an integer scalar from the devices."""
 
     value: Register
     out: Register
@@ -131,7 +131,7 @@ class Fetch(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Run(Step):
-    """Runs a segment on the devices.
+    """Step that runs a segment (ops compiled together) on the devices.
 
     Attributes:
         args: for each argument of the segment its register.
@@ -178,7 +178,7 @@ class CallArgs:
 
 @dataclass(eq=False, kw_only=True)
 class Loop(Step):
-    """Runs a routine `count` times; a call is a loop of one iteration.
+    """Step that runs a routine `count` times; a call is a loop of one iteration.
 
     Attributes:
         carried: pairs of an output and the input that it is in the next iteration.
@@ -201,7 +201,7 @@ class Loop(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Branch(Step):
-    """Runs one of two routines.
+    """Step that runs one of two routines.
 
     Attributes:
         condition: register of a number; not 0: the first.
@@ -322,7 +322,7 @@ def _format_registers(registers: Any) -> str:
 
 
 def format_step(step: Step, scalars: Mapping[Register, Index]) -> str:
-    """Formats a step; numbers replace the registers of known scalars."""
+    """Formats a schedule step; known scalars are printed as numbers instead of registers."""
 
     def format_register(register: Register) -> str:
         return str(scalars[register]) if register in scalars else f"%{register}"

@@ -61,7 +61,7 @@ def _check_inputs(ir: Ir) -> None:
 
 
 class _ScheduleBuilder:
-    """Builds and caches the routine of each graph, by graph and kinds of arguments."""
+    """Builds and caches the routine (host steps) of each graph, by graph and kinds of arguments."""
 
     def __init__(self) -> None:
         self.routines: dict[Any, Routine] = {}
@@ -75,7 +75,7 @@ class _ScheduleBuilder:
         arrays: Iterable[int],
         zeros: Sequence[int] = (),
     ) -> Routine:
-        """Returns the routine of a graph, built on first use.
+        """Returns the routine (host steps) of a graph, built on first use.
 
         Args:
             scalar_inputs: inputs that are numbers which the host knows.
@@ -89,7 +89,7 @@ class _ScheduleBuilder:
 
 
 class _GraphScheduler:
-    """Builds the routine of one graph."""
+    """Builds the routine (host steps) of one graph."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _GraphScheduler:
             self._run_outlined_call(node)
 
     def _compute_on_host(self, node: Node) -> bool:
-        """Adds a host computation for a node if the host knows all of its inputs.
+        """Adds a host step that computes a node on integers, if the host knows all inputs.
 
         Returns False if that is impossible.
         """
@@ -196,7 +196,7 @@ class _GraphScheduler:
         return any(store.buffer is buffer for store in self._builder.open_segment.pending_stores)
 
     def _limit_segment_loads(self, buffer: RemoteBuffer) -> None:
-        """Closes the open segment if it has loaded its maximum number of entries."""
+        """Ends the segment being built if it has loaded its maximum number of entries."""
         nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
         segment_builder = self._builder.open_segment
         is_full = (
@@ -233,14 +233,14 @@ class _GraphScheduler:
 
     # ---- outlined graphs ------------------------------------------------------------------------
     def _run_outlined_call(self, node: Node) -> None:
-        """Adds a call of an outlined graph; a segment holds at most one."""
+        """Adds a call of a graph that is compiled separately; a segment holds at most one."""
         if any(map(is_outlined_call, self._builder.open_segment.segment.nodes)):
             self._builder.close_segment()
         self._builder.add_node(node)
 
 
 def _donatable_inputs(graph: FunctionalGraph) -> set[int]:
-    """Returns the inputs that callers can donate: modified or loop-carried ones."""
+    """Returns the graph inputs that callers can donate: those modified or carried by a loop."""
     if graph.is_branch:
         return set()
     donatable_inputs = set(graph.changed)

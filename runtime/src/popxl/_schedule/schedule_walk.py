@@ -24,7 +24,7 @@ from popxl._schedule.schedule import (
 
 
 class Frame:
-    """Call frame of a routine, with its registers.
+    """Call frame of a routine (a graph's host steps), with the values of its registers.
 
     Args:
         inputs: values of the routine's inputs; the list is emptied.
@@ -48,7 +48,7 @@ class Frame:
         inputs.clear()
 
     def set_registers(self, registers: Sequence[Register | None], values: Iterable[Any]) -> None:
-        """Writes values to registers; a value for None is dropped."""
+        """Writes values to the frame's registers; None as the register drops the value."""
         own_registers = self.registers
         for register, value in zip(registers, values, strict=True):
             if register is not None:
@@ -61,7 +61,7 @@ class Frame:
         return outputs
 
     def region_label(self, step: Step) -> str:
-        """Returns the region label of a step."""
+        """Returns the label of the program region that a step belongs to."""
         if isinstance(step, Run) and not step.part:
             parts = [node.part for node in step.segment.nodes if node.part]
             return " + ".join(dict.fromkeys(parts)) or self.part
@@ -79,7 +79,7 @@ Observer = Callable[[Steps], Steps]
 
 
 def compute_scalars(step: Compute, frame: Frame) -> None:
-    """Executes a step that computes host scalars."""
+    """Executes a step that computes integers on the host."""
     registers = frame.registers
     for register, number in zip(
         step.outs, step.rule(*[registers[i] for i in step.ins]), strict=True
@@ -88,7 +88,7 @@ def compute_scalars(step: Compute, frame: Frame) -> None:
 
 
 def walk_steps(frame: Frame, copy: Callable[[Any], Any] = lambda value: value) -> Steps:
-    """Yields the steps of a frame and of the frames that it calls.
+    """Yields the steps of a call frame and of the frames that it calls, in execution order.
 
     The caller does each step before it asks for the next one: the results are then in registers.
     Loops and branches come before the steps inside them; by then a branch's condition is one
@@ -109,7 +109,7 @@ def walk_steps(frame: Frame, copy: Callable[[Any], Any] = lambda value: value) -
 
 
 def _frame_steps(frame: Frame, copy: Callable[[Any], Any]) -> Iterator[tuple[Step, Frame] | Frame]:
-    """Yields the steps of a frame, and the frames that it calls."""
+    """Yields the steps of a call frame, and the frames that it calls."""
     registers = frame.registers
     for step in frame.routine.steps:
         yield step, frame
@@ -127,7 +127,7 @@ def _frame_steps(frame: Frame, copy: Callable[[Any], Any]) -> Iterator[tuple[Ste
 
 
 def _loop_frames(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterator[Frame]:
-    """Yields the frame of each iteration of a loop."""
+    """Yields a call frame for each iteration of a loop step."""
     body, routine = step.body, step.body.routine
     current = [frame.registers[register] for register in body.args]
     for i in body.copies:
@@ -163,7 +163,7 @@ def _loop_frames(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterat
 def routines_by_part(
     main: Routine, should_skip: Callable[[Step], bool] = lambda step: False
 ) -> Iterator[tuple[Routine, str]]:
-    """Yields all routines, callees first, once for each region of the program that calls them.
+    """Yields all routines, callees first, once for each labelled region that calls them.
 
     Calls by `should_skip` steps are ignored.
     """

@@ -29,7 +29,7 @@ ROUNDING_COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundi
 
 @dataclass(frozen=True)
 class ProgramContext:
-    """Program-wide settings that all segments share.
+    """Program-wide settings that its segments share, such as replicas, checks and rounding.
 
     Attributes:
         checks: ops whose rules on values are checked, with a number from 1 for each.
@@ -74,29 +74,29 @@ class Segment:
 
     @cached_property
     def effects(self) -> Effects:
-        """Streams, checks and side effects of the nodes."""
+        """Streams, runtime checks and side effects of the segment's nodes."""
         return effects_of_nodes(self.nodes)
 
     @cached_property
     def streams(self) -> list[Stream]:
-        """Streams that the segment loads from or stores to."""
+        """Host streams that the segment loads from or stores to."""
         return sorted({*self.effects.loads, *self.effects.stores}, key=lambda s: s.tensor_id)
 
     @cached_property
     def output_streams(self) -> list[Stream]:
-        """Streams that the segment stores to."""
+        """Host streams that the segment stores to."""
         return sorted(self.effects.stores, key=lambda s: s.tensor_id)
 
     @cached_property
     def constants(self) -> list[Constant]:
-        """Constants that the segment takes as arguments, without duplicates."""
+        """Distinct constants that the compiled segment takes as arguments."""
         constants = _constants_of(self.nodes)
         _collect_constants(self.results, constants)
         return list(constants.values())
 
     @cached_property
     def num_stochastic_roundings(self) -> int:
-        """Number of stochastic roundings."""
+        """Number of ops that round stochastically in one execution of the segment."""
         return sum(map(count_stochastic_roundings, self.nodes))
 
     @property
@@ -111,23 +111,23 @@ class Segment:
 
     @cached_property
     def has_checks(self) -> bool:
-        """True if the segment has runtime checks or checks for non-finite values."""
+        """True if the segment has runtime checks of values, or checks for NaN and infinity."""
         context = program_context(self)
         return bool(context.watched) or not context.checks.keys().isdisjoint(self.effects.checks)
 
     @cached_property
     def rounds_stochastically(self) -> bool:
-        """True if the segment rounds stochastically."""
+        """True if an op of the segment rounds an update stochastically to 16 bits."""
         return program_context(self).rounding and self.num_stochastic_roundings > 0
 
     @cached_property
     def result_bytes(self) -> int:
-        """Bytes of the results on one replica."""
+        """Bytes of the segment's results on one replica."""
         return nbytes_of(self.result_specs)
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of arguments and results on one replica, without stream data."""
+        """Bytes of the segment's arguments and results on one replica, without stream data."""
         return nbytes_of(self.arg_specs) + self.result_bytes
 
 
@@ -148,7 +148,7 @@ def _collect_constants(values: Iterable[Value], constants: dict[int, Constant]) 
 
 
 def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
-    """Returns the constants that nodes and their regions read, by key of their content."""
+    """Returns the constants that nodes and the graphs they run read, by key of their content."""
     constants: dict[int, Constant] = {}
     seen: set[FunctionalGraph] = set()
     worklist = [nodes]
@@ -194,7 +194,7 @@ def result_specs(segment: Segment) -> list[TensorSpec]:
 
 
 def donated_argnums(segment: Segment) -> tuple[int, ...]:
-    """Returns the indices of donated arguments: by the donation pass, and output streams."""
+    """Returns the indices of executable arguments whose memory XLA may reuse for results."""
     first = len(segment.args)
     streams = () if is_flag_set(STEPWISE) else segment.streams
     output_streams = [first + i for i, s in enumerate(streams) if s in segment.output_streams]

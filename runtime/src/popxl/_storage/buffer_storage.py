@@ -32,7 +32,7 @@ _FIRST = 4096  # bytes that tell nearly all values from zeros
 
 
 class BufferStorage:
-    """The entries of one buffer, each a global array over all replicas (see `global_shape`).
+    """The entries of one remote buffer, each a global array over all replicas (see `global_shape`).
 
     Attributes:
         stored: indices of the entries that the program has stored to since it was cleared.
@@ -82,17 +82,17 @@ class BufferStorage:
         return file
 
     def renamed(self, buffer: RemoteBuffer) -> BufferStorage:
-        """Returns this storage as that of another program's equal buffer, with the same entries."""
+        """Returns these entries as the storage of an equal remote buffer of another program."""
         view = copy.copy(self)
         view.buffer = buffer
         return view
 
     def drop_entries(self) -> None:
-        """Forgets the entries in memory, which nobody needs any more."""
+        """Drops the remote-buffer entries in this process's memory."""
         self._arrays.clear()
 
     def close(self) -> None:
-        """Removes the file of entries on disk."""
+        """Removes the scratch file of the remote-buffer entries that are on disk."""
         if self._file is not None:
             self._file.disk_queue.wait_all()
             self._closed()
@@ -102,7 +102,7 @@ class BufferStorage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the entries in this process's memory."""
+        """Bytes of the remote-buffer entries in this process's memory."""
         shards = (s for array in self._arrays.values() for s in array.addressable_shards)
         return sum(shard.data.nbytes for shard in shards)
 
@@ -111,13 +111,13 @@ class BufferStorage:
 
     # ---- from the schedule ----------------------------------------------------------------------
     def needs_copy(self, index: Index) -> bool:
-        """True if a load copies the entry to device memory; False if the entry is there already."""
+        """True if a load copies the remote-buffer entry; False if it is on the device already."""
         if isinstance(index, tuple):
             return True
         return self._needs_transfer and index not in self._resident
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> jax.Array:
-        """Returns the array of an entry in device memory.
+        """Returns the array of a remote-buffer entry in device memory.
 
         Args:
             donate: the entry is left without a value, and the result may be donated.
@@ -135,7 +135,7 @@ class BufferStorage:
         return self._move_to_memory(array, self._device, copies)
 
     def _read_entry(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
-        """Returns an entry that is not in memory, and True if nothing else uses its array."""
+        """Reads an entry that is not in memory; True if nothing else uses the returned array."""
         self._check_index(index)
         position = None if index in self._shared_entries else self.disk_slot(index)
         if position is None:
@@ -147,7 +147,7 @@ class BufferStorage:
         return file.load(at, donate) or (self._zero_entry(index), True)
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
-        """Replaces the array of an entry.
+        """Replaces the array of a remote-buffer entry.
 
         Args:
             copies: the entry shares no memory with `value`.
@@ -172,7 +172,7 @@ class BufferStorage:
         self.stored.add(index)
 
     def load_source(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
-        """Returns an entry's stored array, and the device sharding to copy it to; see `load`."""
+        """Returns a remote-buffer entry's stored array, and the device sharding to copy it to."""
         self._advance_disk_queue(Load, index)
         array = self.array(index)
         if donate:
@@ -180,19 +180,19 @@ class BufferStorage:
         return array, self._device
 
     def store_sharding(self, index: int) -> NamedSharding:
-        """Returns the sharding in which an entry is stored."""
+        """Returns the sharding (with host or device memory) in which an entry is stored."""
         self._check_index(index)
         return self._entry_sharding(index)
 
     def commit_store(self, index: int, array: jax.Array) -> None:
-        """Makes an array with sharding `store_sharding` the stored entry."""
+        """Makes an array that already has sharding `store_sharding` the stored entry."""
         self._set_entry(index, array)
         self._advance_disk_queue(Store, index)
 
     def _move_to_memory(
         self, array: jax.Array, target_sharding: NamedSharding, copies: bool
     ) -> jax.Array:
-        """Returns the array in the memory of a sharding; always a copy if `copies`."""
+        """Copies an entry's array to a sharding's memory kind, if it differs or if `copies`."""
         if self._needs_transfer and array.sharding.memory_kind != target_sharding.memory_kind:
             return jax.device_put(array, target_sharding)
         return copy_array(array) if copies else array
@@ -227,7 +227,7 @@ class BufferStorage:
 
     # ---- from the session -----------------------------------------------------------------------
     def array(self, index: int) -> jax.Array:
-        """Returns an entry's stored array; an entry on disk is read into memory."""
+        """Returns a remote-buffer entry's stored array; an entry on disk is read into memory."""
         self._check_index(index)
         if index in self._shared_entries:
             source, source_index = self._shared_entries[index]
@@ -246,7 +246,7 @@ class BufferStorage:
         return put_array(np.broadcast_to(np.zeros((), dtype), self._shape), sharding)
 
     def put_value(self, index: int, var: Variable, value: np.ndarray) -> None:
-        """Sets an entry to a variable's value; zeros are not written to disk."""
+        """Sets a remote-buffer entry to a variable's value; zeros are not written to disk."""
         self._check_index(index)
         if self._file is not None and index in self._disk_indices and _is_zeros(value):
             self._shared_entries.pop(index, None)
@@ -257,7 +257,7 @@ class BufferStorage:
         self.stored.discard(index)
 
     def share_entry(self, index: int, source: BufferStorage, source_index: int) -> bool:
-        """Shares an entry of another program's storage until this storage stores to the entry.
+        """Shares an entry of another program's storage, until this storage stores to the entry.
 
         Returns False if shapes or dtypes differ.
         """
@@ -274,11 +274,11 @@ class BufferStorage:
     # ---- files ----------------------------------------------------------------------------------
     @property
     def may_be_on_disk(self) -> bool:
-        """True if entries, local or shared with another program, can be on disk."""
+        """True if remote-buffer entries, local or shared with another program, can be on disk."""
         return self._file is not None or bool(self._shared_entries)
 
     def disk_slot(self, index: int) -> tuple[EntryFile, int] | None:
-        """Returns the file of an entry and its index in the file; None if it is not on disk."""
+        """Returns the file of a remote-buffer entry and its index in it; None if not on disk."""
         if index in self._shared_entries:
             source, source_index = self._shared_entries[index]
             return source.disk_slot(source_index)
@@ -287,7 +287,7 @@ class BufferStorage:
         return self._file, self._disk_indices[index]
 
     def _shards_by_replica(self, array: jax.Array) -> dict[int, jax.Array]:
-        """Returns the local shards of an array, by replica."""
+        """Returns this process's shards of a global array, by replica index."""
         return {
             (s.index[0].start or 0) // self._rows_per_replica: s.data
             for s in array.addressable_shards
@@ -295,7 +295,7 @@ class BufferStorage:
 
 
 def _is_zeros(value: np.ndarray) -> bool:
-    """True if all bits are zero."""
+    """True if all bits of an array are zero."""
     content = np.asarray(value, order="C").reshape(-1).view(np.uint8)
     end = content.size - content.size % 8
     if content[:_FIRST].any() or content[end:].any():

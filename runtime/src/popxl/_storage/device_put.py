@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def device_put_interleaved(
     arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]
 ) -> list[jax.Array]:
-    """Copies arrays in one direction, like `device_put_batch`, with spacers for XLA's GPU streams.
+    """Copies arrays in one direction, with small spacer copies that alternate XLA's GPU streams.
 
     It puts copies on four streams in turn, so that loads would wait for the stores before them.
     A copy of one number after each load, and before each store, is a spacer: loads have every other

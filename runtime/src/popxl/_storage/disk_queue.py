@@ -53,12 +53,12 @@ _MAX_PENDING_READS = 64  # pending and finished reads; with more, the look-ahead
 
 
 def fits_window(used: int, nbytes: int, window: int) -> bool:
-    """True if a byte window has room for another item; an empty window takes any item."""
+    """True if a byte window for transfers has room for another item; an empty one takes any."""
     return not used or used + nbytes <= window
 
 
 class DiskEntries(Protocol):
-    """Interface of `popxl._storage.buffer_storage.BufferStorage` for the disk queue."""
+    """Methods of `popxl._storage.buffer_storage.BufferStorage` that the disk queue calls."""
 
     @property
     def may_be_on_disk(self) -> bool: ...
@@ -67,7 +67,7 @@ class DiskEntries(Protocol):
 
 
 class DiskQueue:
-    """Queue of reads and writes of a folder, shared by the programs of a process.
+    """Queue of reads and writes of entries on disk in one folder, shared by a process's programs.
 
     One program runs at a time.
 
@@ -98,7 +98,7 @@ class DiskQueue:
 
     @classmethod
     def open_shared(cls, folder: str | os.PathLike[str], process: int) -> DiskQueue:
-        """Returns the process's queue of a folder and counts its users; each user closes it once.
+        """Returns the process's disk queue of a folder, counting users; each one closes it once.
 
         Raises:
             DiskError: see `ScratchFolder`.
@@ -108,7 +108,7 @@ class DiskQueue:
             return cls._by_folder.get(scratch) or cls._by_folder.setdefault(scratch, cls(scratch))
 
     def close(self) -> None:
-        """Releases the folder; the last user removes its files.
+        """Releases the folder of entries on disk; the last user removes its files.
 
         The garbage collector may find that out in a thread of the disk, which cannot wait for
         itself: then another does.
@@ -125,7 +125,7 @@ class DiskQueue:
     def run_context(
         self, events: Iterator[LookaheadEvent | None], entries: Mapping[RemoteBuffer, DiskEntries]
     ) -> Iterator[None]:
-        """Context for a run of a program, whose look-ahead events drive the reads.
+        """Context for a run of a program, whose upcoming loads and stores drive the disk reads.
 
         Args:
             events: look-ahead of the run, from `popxl._schedule.lookahead.lookahead_events`.
@@ -141,7 +141,7 @@ class DiskQueue:
                 self._drop_read_ahead()
 
     def advance(self, kind: type[Load | Store], buffer: RemoteBuffer, index: Index) -> None:
-        """Records that an entry is loaded now or was stored, and starts further reads."""
+        """Records that the run loads or stored an entry, and starts further disk reads."""
         if buffer not in self._disk_entries:
             return
         at = 0  # loads are done in their order, stores in theirs; loads may be done earlier
@@ -155,7 +155,7 @@ class DiskQueue:
             self._read_ahead()
 
     def _read_event(self) -> bool:
-        """Takes one more event from the look-ahead; False if there is none or it is unknown."""
+        """Takes the next load or store of entries on disk from the look-ahead; False if unknown."""
         for event in self._events:
             if event is None:
                 break
@@ -165,7 +165,7 @@ class DiskQueue:
         return False
 
     def pop_read_ahead(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
-        """Removes and returns the read-ahead of an entry; None if there is none."""
+        """Removes and returns the read of an entry that was started ahead of its load, if any."""
         with self.write_done:
             future = self._pending_reads.pop((file, index), None)
             if future is not None:
@@ -173,7 +173,7 @@ class DiskQueue:
             return future
 
     def _read_ahead(self) -> None:
-        """Starts reads of the next loads, but none past a store to the same entry."""
+        """Starts disk reads for the next loads, but none past a store to the same entry."""
         stored: set[tuple[RemoteBuffer, int]] = set()
         at = 0
         while at < _MAX_LOOKAHEAD and (at < len(self._upcoming_transfers) or self._read_event()):
@@ -187,7 +187,7 @@ class DiskQueue:
                 return
 
     def _start_reads(self, step: Load, indices: Iterable[int]) -> bool:
-        """Starts reads for a load; False if the window is full."""
+        """Starts the disk reads for a load; False if the byte window of reads is full."""
         for index in indices:
             slot = self._disk_entries[step.buffer].disk_slot(index)
             if slot is None or slot in self._pending_reads:
@@ -202,7 +202,7 @@ class DiskQueue:
         return True
 
     def wait_all(self) -> None:
-        """Waits for all writes, and drops entries that were read ahead."""
+        """Waits for all disk writes, and drops entries that were read ahead of their loads."""
         self._drop_read_ahead()
         with self.write_done:
             self.write_done.wait_for(lambda: not self.pending_write_bytes)
@@ -217,13 +217,13 @@ class DiskQueue:
 
 @dataclass(eq=False)
 class _PendingWrite:
-    """A stored entry whose write is not finished; its array is dropped after the write."""
+    """A remote-buffer entry whose disk write is not finished; its array is dropped afterwards."""
 
     array: jax.Array | None
 
 
 class _PendingRead:
-    """An entry that is being read from a file.
+    """A remote-buffer entry that is being read from a file.
 
     Args:
         future: receives the array or an exception.
@@ -243,7 +243,7 @@ class _PendingRead:
         self._lock = threading.Lock()
 
     def run_request(self, request: Callable[[], None]) -> None:
-        """Runs one read request; the last one to finish creates the array."""
+        """Runs one of the entry's read requests; the last to finish creates the entry's array."""
         failed: BaseException | None = None
         try:
             request()
@@ -262,7 +262,7 @@ class _PendingRead:
 
 
 class EntryFile:
-    """File with this process's shards of a remote buffer's entries.
+    """Scratch file with this process's shards of a remote buffer's entries.
 
     Args:
         entries: number of entries.
@@ -279,16 +279,16 @@ class EntryFile:
         self._error: BaseException | None = None
 
     def close(self) -> None:
-        """Removes the file."""
+        """Removes the scratch file."""
         if not forks.is_forked():
             self._file.close()
 
     def is_written(self, index: int) -> bool:
-        """True if the file has the latest value of an entry."""
+        """True if the scratch file has the latest value of a remote-buffer entry."""
         return index in self._stored_indices and index not in self._pending_writes
 
     def store(self, index: int, array: jax.Array) -> None:
-        """Queues the write of a new value of an entry.
+        """Queues the disk write of a new value of a remote-buffer entry.
 
         Raises:
             DiskError: this or another entry could not be written.
@@ -309,14 +309,14 @@ class EntryFile:
             self._raise_write_error()
 
     def discard(self, index: int) -> None:
-        """Resets an entry to zeros, as if it had never been stored."""
+        """Resets a remote-buffer entry to zeros, as if it had never been stored."""
         with self.disk_queue.write_done:
             self._pending_writes.pop(index, None)
             self._stored_indices.discard(index)
         self.disk_queue.pop_read_ahead(self, index)
 
     def load(self, index: int, donates: bool = False) -> tuple[jax.Array, bool] | None:
-        """Returns an entry, and True if nothing else uses its array; None if never stored.
+        """Returns an entry's array and True if nothing else uses it; None if it was never stored.
 
         Args:
             donates: the array may be donated.
@@ -335,7 +335,7 @@ class EntryFile:
         return (self.read(index, donates) if read_ahead is None else read_ahead.result()), True
 
     def start_read(self, index: int, donates: bool) -> Future[jax.Array]:
-        """Starts reading an entry with all threads of the folder."""
+        """Starts reading a remote-buffer entry with all threads of the folder's I/O pool."""
         future, pool = Future[jax.Array](), self.disk_queue.scratch.pool
 
         def submit_requests() -> None:
@@ -353,7 +353,7 @@ class EntryFile:
         return future
 
     def read(self, index: int, donates: bool) -> jax.Array:
-        """Reads an entry from the file."""
+        """Reads a remote-buffer entry from the scratch file."""
         views, array = self._memory.allocate(donates)
         for request in self._io_requests(index, views):
             request()

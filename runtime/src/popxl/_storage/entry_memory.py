@@ -1,4 +1,4 @@
-"""Memory for disk I/O of entries: byte views of arrays to write, and memory to read into."""
+"""Memory for disk I/O of remote-buffer entries: byte views to write from, memory to read into."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Allocation = tuple[list[np.ndarray], Callable[[], jax.Array]]
 
 
 class EntryMemory:
-    """Memory layout of the local shards of a buffer's entries.
+    """Memory layout of this process's shards of a remote buffer's entries.
 
     Args:
         shape: of an entry's array.
@@ -65,7 +65,7 @@ class EntryMemory:
         return [of[replica] for replica in sorted(of)]
 
     def byte_views(self, array: jax.Array) -> list[np.ndarray]:
-        """Returns each local replica's shard as bytes (uint8).
+        """Returns each local replica's shard of an entry as bytes (uint8).
 
         On CPUs the array must outlive them.
         """
@@ -75,7 +75,7 @@ class EntryMemory:
         return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
 
     def allocate(self, donates: bool) -> Allocation:
-        """Returns memory for each local shard of an entry, and a function that makes its array.
+        """Returns memory for each local shard of an entry, and a function that makes their array.
 
         Args:
             donates: the array may be donated. On CPUs it lies in memory of XLA's own then: a
@@ -105,7 +105,7 @@ class EntryMemory:
         )
 
     def release(self, array: jax.Array) -> None:
-        """Puts the memory of an array that only the caller uses back into the pool."""
+        """Returns the memory of an entry's array, which only the caller still uses, to the pool."""
         if self._is_shared:
             for part in self._local_shards(array):
                 self._buffer_pool.put_back(part)

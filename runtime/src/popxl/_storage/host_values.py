@@ -97,13 +97,13 @@ class HostValues:
 
     @property
     def read_only(self) -> Variable | None:
-        """A variable in a read-only memory map; if there is one, no variable is written back."""
+        """A variable whose host array is a read-only memory map, so that none is written back."""
         maps = (v for v, array in self._arrays.items() if isinstance(array, np.memmap))
         return next((v for v in maps if not self._arrays[v].flags.writeable), None)
 
     # ---- checks ---------------------------------------------------------------------------------
     def check_tensor(self, t: Any, *kinds: type[Variable | Constant]) -> None:
-        """Raises unless tensor `t` is of a type in `kinds` and belongs to the session."""
+        """Raises unless `t` is a tensor of a class in `kinds` that belongs to the session."""
         if not isinstance(t, kinds):
             names = " and ".join(f"{kind.__name__.lower()}s" for kind in kinds)
             raise TypeError(f"only {names} have host data, not {t!r}")
@@ -164,7 +164,7 @@ class HostValues:
 
     # ---- reading --------------------------------------------------------------------------------
     def value(self, var: Variable) -> np.ndarray:
-        """Returns a variable's value; a lazy value is computed again and not kept."""
+        """Returns a variable's host value; a lazy value is computed again and not kept."""
         if var in self._sources:
             return self._sources[var]()
         with self.ir._host_lock:
@@ -183,11 +183,11 @@ class HostValues:
         return source if isinstance(source, SharedValue) else None
 
     def value_on_replica(self, var: Variable, replica: int) -> np.ndarray:
-        """Returns the part of a variable's value that a replica stores."""
+        """Returns the group's value, or the shard, of a variable that one replica stores."""
         return replica_value(var, self.value(var), replica)
 
     def live_array(self, t: Variable | Constant) -> np.ndarray:
-        """Returns the session's array of a variable or constant, with its latest value."""
+        """Returns the session's host array of a variable or constant, with the latest value."""
         if isinstance(t, Constant):
             return t._data
         if t in self._sources:
@@ -230,7 +230,7 @@ class HostValues:
         self.stale.discard(var)
 
     def update_array(self, var: Variable, value: np.ndarray) -> None:
-        """Copies a value into the session's array, which new sessions start from."""
+        """Copies a variable's value into its host array, from which new sessions start."""
         with self.ir._host_lock:
             self._copy_if_shared(var)
             array = self._arrays[var]
@@ -244,13 +244,13 @@ class HostValues:
         self.concurrent.discard(var)
 
     def flush(self) -> None:
-        """Writes memory maps to their files."""
+        """Writes the memory maps among the variables' host arrays to their files."""
         for array in self._arrays.values():
             if isinstance(array, np.memmap):
                 array.flush()
 
     def _copy_if_shared(self, var: Variable) -> None:
-        """Makes a variable's array private to this session; a memory map stays shared."""
+        """Makes a variable's host array private to this session; a memory map stays shared."""
         array = self._arrays[var]
         if var in self._owned or isinstance(array, np.memmap):
             return
@@ -259,7 +259,7 @@ class HostValues:
         self._owned.add(var)
 
     def _copy_for_sharers(self, var: Variable, array: np.ndarray) -> None:
-        """Gives the sessions that share `array` a copy of it, before it changes."""
+        """Gives the sessions that share a host array a copy of it, before it changes."""
         sharing = self._sharers_of(var, array)
         if sharing:
             old_values = np.array(array)
@@ -271,16 +271,16 @@ class HostValues:
 
     # ---- runs -----------------------------------------------------------------------------------
     def begin_run(self, may_change: Iterable[Variable]) -> None:
-        """Marks variables that a run can change as lost until the run ends."""
+        """Marks the host values of variables that a run can change as lost until the run ends."""
         self.lost.update(may_change)
 
     def end_run(self, changed: Iterable[Variable]) -> None:
-        """Marks variables that the run has changed as stale on the host."""
+        """Marks the host values of variables that the run has changed as stale."""
         self.stale.update(changed)
         self.lost.clear()
 
     def detach(self, downloads: bool) -> None:
-        """Updates stale and lost marks when the session leaves the devices.
+        """Updates the host values' stale and lost marks when the session leaves the devices.
 
         Args:
             downloads: the session brings the newest values to the host before; what is still

@@ -1,4 +1,4 @@
-"""In-place mover: loads and stores of entries where host and device share memory.
+"""Mover of remote-buffer entries in place, for hosts and devices that share memory.
 
 It has the interface of `popxl._storage.prefetch.PrefetchMover`; `popxl._compile.platforms` chooses
 one. A mover holds the entries until the run is finished, and pending arrays afterwards.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BufferStorageProtocol(Protocol):
-    """Interface of `popxl._storage.buffer_storage.BufferStorage` for movers."""
+    """Methods of `popxl._storage.buffer_storage.BufferStorage` that entry movers call."""
 
     def needs_copy(self, index: Index) -> bool: ...
 
@@ -37,7 +37,7 @@ class BufferStorageProtocol(Protocol):
 
 
 def wait_until_ready(array: Any) -> None:
-    """Waits until an array is ready; returns at once if it was donated."""
+    """Waits until a JAX array is computed; returns at once if it was donated."""
     if not array.is_deleted():
         array.block_until_ready()
 
@@ -48,7 +48,7 @@ def is_ready(array: Any) -> bool:
 
 @dataclass
 class InFlight:
-    """Dispatched arrays that can still be pending, limited in bytes.
+    """Dispatched arrays that may not be computed yet, limited in bytes.
 
     Attributes:
         limit: bytes on one replica; more are waited for.
@@ -61,7 +61,7 @@ class InFlight:
     _nbytes: int = 0
 
     def add(self, array: Any, nbytes: int) -> None:
-        """Adds `nbytes` pending until `array` is ready; waits while the limit is exceeded."""
+        """Counts `nbytes` as in flight until `array` is ready; waits while over the limit."""
         self.release_ready()
         self._pending.append((array, nbytes))
         self._nbytes += nbytes
@@ -85,7 +85,7 @@ class InFlight:
 
 
 class InPlaceMover:
-    """Loads and stores entries when the executor reaches them, without prefetch.
+    """Loads and stores remote-buffer entries when the executor reaches the step, without prefetch.
 
     Attributes:
         wait_seconds: seconds that the host waited for arrays.
@@ -101,7 +101,7 @@ class InPlaceMover:
         return self._in_flight.wait_seconds
 
     def load(self, step: Load, index: Index) -> Any:
-        """Returns the array of an entry in device memory."""
+        """Returns the array of a remote-buffer entry in device memory."""
         entries = self._entries[step.buffer]
         array = entries.load(index, step.donates, step.copies)
         if step.copies or entries.needs_copy(index):
@@ -109,19 +109,19 @@ class InPlaceMover:
         return array
 
     def store(self, step: Store, index: Index, value: Any) -> None:
-        """Stores an array to an entry."""
+        """Stores an array to a remote-buffer entry."""
         self._entries[step.buffer].store(index, value, step.copies)
 
     def before_run(self, step: Run) -> None:
-        """Called before a segment's run is dispatched."""
+        """Called before the run of a compiled segment of the program is dispatched."""
 
     def after_run(self, step: Run, results: Sequence[Any]) -> None:
-        """Called after a segment's run was dispatched."""
+        """Called after the run of a compiled segment of the program was dispatched."""
         if results:
             self._in_flight.add(results[0], step.segment.result_bytes)
 
     def wait_for_store(self, step: Store, index: Index) -> None:
-        """Waits until a store has finished."""
+        """Waits until the store of a remote-buffer entry has finished."""
         for i in set(index) if isinstance(index, tuple) else {index}:
             wait_until_ready(self._entries[step.buffer].array(i))
 

@@ -23,7 +23,7 @@ def compute_ahead(
     concurrent: Set[Variable],
     compute_value: Callable[[Variable], np.ndarray],
 ) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
-    """Computes variables' values ahead in threads; yields each variable with a value function.
+    """Computes variables' values ahead in threads; yields each variable and its value function.
 
     Threads compute values ahead of their use, within the memory of the largest of them.
 
@@ -55,7 +55,7 @@ def compute_ahead(
 
 
 def _take_result(futures: list[Future[np.ndarray]]) -> np.ndarray:
-    """Returns a thread's result and drops the reference to it."""
+    """Returns a thread's computed value of a variable, and drops the thread's reference to it."""
     return futures.pop().result()
 
 

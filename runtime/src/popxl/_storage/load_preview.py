@@ -1,4 +1,4 @@
-"""Text preview of prefetching: which loads are dispatched before which runs."""
+"""Text preview of prefetching: which loads of entries are dispatched before which segment runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prefetched_loads(schedule: Schedule) -> Mapping[Run, str]:
-    """Returns, for each run, the average number of loads prefetched before it, as text.
+    """Returns, for each segment run, the mean number of loads prefetched before it, as text.
 
     Stores are taken to finish at once.
     """
@@ -44,7 +44,7 @@ def _format_loads(loads: Counter[str], num_runs: int) -> str:
 
 
 class _RecordingMover(PrefetchMover):
-    """A mover that records the loads that it dispatches in `dispatched`."""
+    """A mover of entries that records the loads that it dispatches, in `dispatched`."""
 
     def __init__(self, schedule: Schedule) -> None:
         buffers = {step.buffer for r in schedule.routines for step in r.steps
@@ -61,7 +61,7 @@ class _RecordingMover(PrefetchMover):
 
 
 class _ReadyArray:
-    """Stand-in for an array that is ready."""
+    """Stand-in for a JAX array that is computed already."""
 
     def is_deleted(self) -> bool:
         return False

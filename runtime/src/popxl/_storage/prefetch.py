@@ -1,4 +1,4 @@
-"""Prefetch mover: copies entries to the device ahead of the runs that use them.
+"""Prefetch mover: copies remote-buffer entries to the device ahead of the segments that use them.
 
 On a GPU a copy to the device starts only after all compute that was dispatched before it, since
 that compute can still use the memory (XLA's allocator reuses memory at dispatch). A load dispatched
@@ -28,7 +28,7 @@ Put = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 class PrefetchMover:
-    """Loads and stores entries of one run, with loads prefetched within a byte window.
+    """Loads and stores the entries of one run, with loads prefetched within a byte window.
 
     The counterpart of `InPlaceMover`.
 
@@ -62,7 +62,7 @@ class PrefetchMover:
 
     # ---- called by the executor ------------------------------------------------------------------
     def load(self, step: Load, index: Index) -> Any:
-        """Returns the array of an entry in device memory."""
+        """Returns the array of a remote-buffer entry in device memory."""
         self.dispatch_stores()
         if not self._advance_executor(step):  # it could not be dispatched ahead
             self._dispatch_consecutive_loads()
@@ -75,7 +75,7 @@ class PrefetchMover:
         return array
 
     def store(self, step: Store, index: Index, value: Any) -> None:
-        """Stores an array to an entry."""
+        """Stores an array to a remote-buffer entry."""
         if self._advance_executor(step):
             for key in _entry_keys(step, index):
                 self._stores_ahead[key] -= 1
@@ -90,7 +90,7 @@ class PrefetchMover:
             self._pending_stores.append((step, index, value, to))
 
     def before_run(self, step: Run) -> None:
-        """Dispatches pending stores, and the loads that can overlap with this run."""
+        """Dispatches pending stores, and the loads that can overlap with the next segment run."""
         self.dispatch_stores()
         if not self._advance_executor(step):
             self._take_event()
@@ -99,10 +99,10 @@ class PrefetchMover:
             self._dispatch_next_loads()
 
     def after_run(self, step: Run, results: Sequence[Any]) -> None:
-        """Called after a segment's run was dispatched."""
+        """Called after the run of a compiled segment of the program was dispatched."""
 
     def wait_for_store(self, step: Store, index: Index) -> None:
-        """Waits until a store has finished."""
+        """Waits until the store of a remote-buffer entry has finished."""
         self.dispatch_stores()
         for i in set(index) if isinstance(index, tuple) else {index}:
             wait_until_ready(self._entries[step.buffer].array(i))
@@ -114,13 +114,13 @@ class PrefetchMover:
         self._release_stored()
 
     def wait_all(self) -> None:
-        """Waits for all stores."""
+        """Waits for all stores of remote-buffer entries."""
         while self._dispatched_stores:
             self._wait_for_oldest()
 
     # ---- order ----------------------------------------------------------------------------------
     def _advance_executor(self, step: Load | Store | Run) -> bool:
-        """Records that the executor is at a step; True if the look-ahead has passed the step."""
+        """Moves the executor's position to a step; True if the look-ahead is past it already."""
         if self._events_ahead:
             self._events_ahead -= 1
             return True
@@ -130,7 +130,7 @@ class PrefetchMover:
         return False
 
     def _peek_event(self) -> LookaheadEvent | None:
-        """Returns the next look-ahead event; None if it is unknown or there is none."""
+        """Returns the next upcoming load, store or segment run; None if unknown or at the end."""
         if self._next is None:
             self._next = next(self._events, None)
         return self._next
@@ -141,7 +141,7 @@ class PrefetchMover:
 
     # ---- loads ----------------------------------------------------------------------------------
     def _dispatch_next_loads(self) -> None:
-        """Dispatches the next loads in one transfer, as far as the window allows."""
+        """Dispatches the next loads in one transfer, as far as the prefetch window allows."""
         batch: list[tuple[Load, int]] = []
         runs_passed = 0
         while (
@@ -194,7 +194,7 @@ class PrefetchMover:
             raise
 
     def _fits_window(self, nbytes: int) -> bool:
-        """True if the window has room for another load of `nbytes`.
+        """True if the prefetch window has room for another load of `nbytes`.
 
         Loads can always use half of it; stores that take more are waited for.
         """
@@ -209,7 +209,7 @@ class PrefetchMover:
 
     # ---- stores ---------------------------------------------------------------------------------
     def dispatch_stores(self) -> None:
-        """Dispatches the pending stores in one transfer."""
+        """Dispatches the pending stores of entries in one transfer."""
         if not self._pending_stores:
             return
         pending, self._pending_stores = self._pending_stores, []
@@ -227,7 +227,7 @@ class PrefetchMover:
         self._dispatched_store_bytes -= nbytes
 
     def _release_stored(self) -> None:
-        """Drops stores that have finished."""
+        """Drops the arrays of entries whose store has finished."""
         while self._dispatched_stores and is_ready(self._dispatched_stores[0][0]):
             self._dispatched_store_bytes -= self._dispatched_stores.popleft()[1]
 

@@ -67,7 +67,7 @@ def put_shards_async(
 
 
 def local_data(x: jax.Array) -> np.ndarray:
-    """Returns the local part of an array that is sharded along axis 0."""
+    """Returns this process's part of a global array that is sharded along axis 0."""
     if x.is_fully_addressable:
         return np.asarray(x)
     shards = sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0)
@@ -118,7 +118,7 @@ def put_variable(
 def replica_shards(
     x: jax.Array, replicas: int, shape: tuple[int, ...], only_replica: int | None = None
 ) -> dict[int, np.ndarray]:
-    """Returns local replicas' parts of an array, by replica; just one if `only_replica` is given.
+    """Returns the local parts of a global array by replica; just one if `only_replica` is given.
 
     On CPU these are views of the array's memory: while one exists, a program that updates the
     array in place would copy it instead.
@@ -140,7 +140,7 @@ def replica_shards(
 
 
 def assemble_host_value(var: Variable, replica_part: Any) -> np.ndarray:
-    """Returns a variable's host array, assembled from `per_replica(replica)`.
+    """Returns a variable's host array, assembled from each replica's data, `per_replica(replica)`.
 
     That is the part that a replica stores.
     """
@@ -149,14 +149,14 @@ def assemble_host_value(var: Variable, replica_part: Any) -> np.ndarray:
 
 
 def _retrieved_replicas(var: Variable) -> list[int]:
-    """Returns the replicas whose values are read into a variable's host array."""
+    """Returns the replicas whose values are assembled into a variable's host array."""
     if var._retrieval == "all_replicas":
         return list(range(len(var._grouping.assignment)))
     return [members[0] for members in var._grouping.groups]
 
 
 def replicas_needed(var: Variable) -> list[int]:
-    """Returns the replicas whose parts `assemble_host_value` needs, in order."""
+    """Returns, in order, the replicas whose data `assemble_host_value` needs for a variable."""
     needed: dict[int, None] = {}
     for replica in _retrieved_replicas(var):
         needed.update(
@@ -238,7 +238,7 @@ def _full_value(var: Variable, replica: int, replica_part: Any) -> np.ndarray:
 
 
 def _replicas_with_shards(var: Variable, replica: int) -> tuple[int, ...]:
-    """Returns the replicas that hold shards of the same value as `replica`."""
+    """Returns the replicas whose shards together make the variable value of `replica`'s shard."""
     members, index = _shard_group(var, replica)
     first = index - index % var._num_shards
     return members[first : first + var._num_shards]

@@ -56,7 +56,7 @@ _POOL = "popxl-disk"  # what the names of its threads begin with
 
 
 def _align_up(nbytes: int) -> int:
-    """Returns `nbytes` rounded up to the alignment of direct I/O."""
+    """Returns a size rounded up to the alignment of direct I/O (bytes)."""
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
@@ -79,12 +79,12 @@ def _map_memory(nbytes: int) -> mmap.mmap:
 
 
 def request_offsets(nbytes: int) -> range:
-    """Returns the offsets of the I/O requests for data of `nbytes` in its slot."""
+    """Returns the byte offsets of the I/O requests that transfer data of `nbytes` in its slot."""
     return range(0, slot_bytes(nbytes), REQUEST)
 
 
 class BlockPool:
-    """Pool of page-aligned memory blocks.
+    """Pool of page-aligned host memory blocks for disk I/O.
 
     A block comes back when nobody holds the array that was made of it; XLA may.
     """
@@ -96,7 +96,7 @@ class BlockPool:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Returns memory of at least `nbytes` (uint8)."""
+        """Returns a block of at least `nbytes` of page-aligned memory (uint8)."""
         size = slot_bytes(nbytes)
         with self._lock:
             free = self._free[size]
@@ -209,7 +209,7 @@ class ScratchFolder:
             scratch._closed.wait()
 
     def close(self) -> None:
-        """Removes the files after the last user has closed the folder."""
+        """Removes the scratch files after the last user has closed the folder."""
         with self._instances_lock:
             self._users -= 1
             if self._users > 0 or self._is_closing:
@@ -230,7 +230,7 @@ class ScratchFolder:
         return threading.current_thread().name.startswith(_POOL)
 
     def create_file(self, nbytes: int) -> ScratchFile:
-        """Creates a file of `nbytes`.
+        """Creates a scratch file of `nbytes`.
 
         Raises:
             DiskError: the disk is full.
@@ -238,14 +238,14 @@ class ScratchFolder:
         return ScratchFile(self, nbytes)
 
     def count_bytes(self, read: int = 0, written: int = 0) -> None:
-        """Adds to the counters of bytes read and written."""
+        """Adds to the folder's counters of bytes read and written."""
         with self._count_lock:
             self.read += read
             self.written += written
 
     @contextmanager
     def time_request(self) -> Iterator[float]:
-        """Context of an I/O request of this thread; yields its start time."""
+        """Context that times an I/O request of this thread; yields its start time (seconds)."""
         now = self._request_starts[threading.get_ident()] = time.monotonic()
         try:
             yield now
@@ -259,7 +259,7 @@ class ScratchFolder:
         return max((now - started for started in list(self._request_starts.values())), default=0.0)
 
     def staging_buffer(self) -> np.ndarray:
-        """Returns this thread's staging memory for an I/O request."""
+        """Returns this thread's page-aligned memory through which an I/O request is copied."""
         if not hasattr(self._local, "bytes"):
             self._local.bytes = np.frombuffer(_map_memory(REQUEST), np.uint8)
         return self._local.bytes
@@ -286,11 +286,11 @@ class ScratchFile:
             raise self._disk_error("have room for", nbytes, error) from error
 
     def close(self) -> None:
-        """Closes the file, which frees its disk space."""
+        """Closes the scratch file, which frees its disk space."""
         os.close(self._file)
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Writes data to the slot at an aligned offset; see `slot_bytes`.
+        """Writes data to the file's slot (padded block) at an aligned offset; see `slot_bytes`.
 
         Raises:
             DiskError: the disk is full or broken.
@@ -307,7 +307,7 @@ class ScratchFile:
         self._scratch.count_bytes(written=data.size)
 
     def read(self, offset: int, data: np.ndarray) -> None:
-        """Reads the slot at an aligned offset into `data`.
+        """Reads the file's slot (padded block) at an aligned offset into `data`.
 
         Raises:
             DiskError: the disk is broken, or returns other data than was written.
@@ -316,7 +316,7 @@ class ScratchFile:
             self.run_read_request(offset, data, start)
 
     def run_read_request(self, offset: int, data: np.ndarray, start: int) -> None:
-        """Runs one of a slot's read requests; several threads can read one slot.
+        """Runs one of the read requests for a slot (padded block); threads can share a slot.
 
         Args:
             start: of `request_offsets(data.size)`.
@@ -342,7 +342,7 @@ class ScratchFile:
             )
 
     def _request_memory(self, request_start: int, data: np.ndarray) -> _Request:
-        """Returns the memory of an I/O request.
+        """Returns the memory that an I/O request reads into or writes from.
 
         Whole pages of `data` where page boundaries in memory and file coincide, staging memory
         elsewhere.
@@ -375,7 +375,7 @@ class ScratchFile:
     def _run_request(
         self, transfer: Callable[[int, Any, int], int], parts: list[np.ndarray], file_offset: int
     ) -> None:
-        """Runs an I/O request, which the kernel can split or delay."""
+        """Runs an I/O request to its end, although the kernel can do it in pieces or delay it."""
         with self._scratch.time_request() as started:
             self._transfer_parts(transfer, parts, file_offset, started + PATIENCE)
         if not self._scratch.direct:

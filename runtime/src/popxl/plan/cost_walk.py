@@ -1,4 +1,4 @@
-"""Walk of a schedule that sums the costs and live bytes of its labelled regions."""
+"""Walk of a schedule that sums costs and live bytes by labelled region (`popxl.plan.part`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WAYS = {Load: ("host_to_device", "disk_read"), Store: ("device_to_host", "disk_
 
 @dataclass
 class RegionSums:
-    """Sums of costs, transfers and live bytes of a labelled region.
+    """Costs, transferred bytes and peak of live bytes of one labelled region of the program.
 
     Attributes:
         bytes_moved: bytes by direction; of steps whose entries are in several places, their mean.
@@ -54,7 +54,7 @@ class RegionSums:
         self.device_bytes = max(self.device_bytes or 0, nbytes)
 
     def add(self, other: RegionSums, times: int, outside_bytes: int) -> None:
-        """Adds `times` the sums of a called routine; `outside_bytes`: bytes alive in the caller."""
+        """Adds a called routine's sums `times` times; `outside_bytes` are alive in the caller."""
         if other.device_bytes is not None:
             self.record_live_bytes(outside_bytes + other.device_bytes)
         if times:
@@ -67,14 +67,14 @@ class RegionSums:
 
 @dataclass
 class RoutineCost:
-    """Cost of one execution of a routine: peak of live bytes, and the sums of its regions."""
+    """Cost of one execution of a routine (host steps): peak of live bytes, and sums by region."""
 
     peak: int
     sums: dict[str, RegionSums]
 
 
 class CostWalk:
-    """Walks a schedule: each routine once for each labelled region that calls it.
+    """Sums the costs of a schedule, with each routine once per labelled region that calls it.
 
     Args:
         segment_costs: costs of the segments; empty: only memory is computed.
@@ -107,7 +107,7 @@ class CostWalk:
     def _walk_routine(
         self, routine: Routine, part: str, caller_owned: set[Register]
     ) -> RoutineCost:
-        """Walks a routine; bytes of `caller_owned` registers count for the caller."""
+        """Returns the cost of a routine, with `caller_owned` registers counted as 0 bytes."""
         sums: dict[str, RegionSums] = defaultdict(RegionSums)
         owned = [s for s in routine.inputs if s in routine.specs]
         live = {s: 0 if s in caller_owned else _register_bytes(routine, s) for s in owned}
@@ -135,7 +135,7 @@ class CostWalk:
         new: Mapping[Register, int],
         sums: dict[str, RegionSums],
     ) -> int:
-        """Returns a step's live bytes without older registers; adds its cost to `sums`."""
+        """Returns the live bytes that a step adds; adds the step's cost to its region's `sums`."""
         if isinstance(step, Run):
             self._count_run(step.segment, part, sums)
             reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
@@ -192,7 +192,7 @@ class CostWalk:
         sums.bytes_moved[disk] += step.nbytes * on_disk
 
     def _location_fractions(self, step: Load | Store) -> tuple[float, float]:
-        """Returns the fractions of a step's entries that are on the device and on disk."""
+        """Returns the fractions of a transfer step's entries that are on the device and on disk."""
         buffer = step.buffer
         resident, on_disk = len(buffer.resident_entries), len(buffer.on_disk_entries)
         if buffer.entries in (resident, on_disk) or not (resident or on_disk):
@@ -227,7 +227,7 @@ class CostWalk:
 
 @dataclass
 class TransferCounts:
-    """Execution counts of each transfer: all, those of device entries, those of disk entries."""
+    """Executions of each transfer step in a run: all, of device entries, of disk entries."""
 
     all: Counter[Load | Store] = field(default_factory=Counter)
     resident: Counter[Load | Store] = field(default_factory=Counter)
@@ -235,7 +235,7 @@ class TransferCounts:
 
     @classmethod
     def from_schedule(cls, schedule: Schedule) -> TransferCounts:
-        """Counts the transfers of a run."""
+        """Counts the executions of each transfer step in a run of a schedule."""
         short, long, times = measure_extrapolated(schedule, cls._count_transfers, 1, 1)
         for name, counts in vars(long).items():
             short_counts = vars(short)[name]
@@ -258,7 +258,7 @@ class TransferCounts:
         return counts_by_step
 
     def location_fractions(self, step: Load | Store) -> tuple[float, float]:
-        """Returns the fractions of a step's executions with entries on the device and on disk."""
+        """Returns the fractions of a step's executions whose entry is on the device and on disk."""
         count = self.all[step] or 1
         return self.resident[step] / count, self.on_disk[step] / count
 

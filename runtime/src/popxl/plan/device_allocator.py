@@ -29,7 +29,7 @@ class DeviceAllocator:
         self._ends: dict[int, int] = {}  # their addresses, by their end
 
     def allocate(self, nbytes: int) -> int:
-        """Allocates an array; returns its address."""
+        """Allocates memory for an array; returns its address."""
         size = max(-(-nbytes // _UNIT), 1) * _UNIT
         index = bisect_left(self._by_size, (size, 0))
         if index == len(self._by_size):
@@ -64,7 +64,7 @@ class DeviceAllocator:
         insort(self._by_size, (nbytes, address))
 
     def _remove_free_block(self, address: int) -> int:
-        """Removes a free block; returns its bytes."""
+        """Removes a block from the free list; returns its bytes."""
         size = self._free.pop(address)
         del self._ends[address + size]
         del self._by_size[bisect_left(self._by_size, (size, address))]

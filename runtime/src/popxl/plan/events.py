@@ -16,12 +16,12 @@ _KNOWN: WeakKeyDictionary[Schedule, Sequence[LookaheadEvent | None]] = WeakKeyDi
 
 
 def events_of_run(schedule: Schedule) -> Sequence[LookaheadEvent]:
-    """Returns the look-ahead events of a run in order; scalars known to devices only count as 0."""
+    """Returns a run's loads, stores and segment runs in order; scalars from devices count as 0."""
     return list(filter(None, _cached_events(schedule)))
 
 
 def lookahead_events(schedule: Schedule, fetched: deque[Any]) -> Iterator[LookaheadEvent | None]:
-    """Yields the look-ahead events of a run; None until a fetched scalar is available."""
+    """Yields a run's loads, stores and segment runs; None until a fetched scalar is available."""
     for event in _cached_events(schedule):
         if event is None:
             while not fetched:
@@ -32,7 +32,7 @@ def lookahead_events(schedule: Schedule, fetched: deque[Any]) -> Iterator[Lookah
 
 
 def _cached_events(schedule: Schedule) -> Sequence[LookaheadEvent | None]:
-    """Returns the events, with None where a scalar is fetched."""
+    """Returns a run's loads, stores and segment runs, with None where a scalar is fetched."""
     if schedule not in _KNOWN:
         _KNOWN[schedule] = tuple(static_events(schedule))
     return _KNOWN[schedule]

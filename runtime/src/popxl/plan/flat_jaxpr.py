@@ -17,7 +17,7 @@ _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp
 
 @dataclass(eq=False)
 class PrimitiveValue:
-    """Result of a primitive, with its JAX type `aval`.
+    """Result of a JAX primitive, with its JAX type `aval`.
 
     Attributes:
         is_zeros: true if all its elements are known to be zero.
@@ -68,7 +68,7 @@ class FlatFunction:
 
     @property
     def outputs(self) -> list[PrimitiveValue]:
-        """Results that are not literals."""
+        """Results of the function that are not literals."""
         return _drop_literals(self.results)
 
 
@@ -81,7 +81,7 @@ def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
 
 
 def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> list[PrimitiveNode]:
-    """Returns the nodes whose results reach `outputs`, and nodes without results."""
+    """Returns the primitives whose results reach `outputs`, and those without results."""
     live_values, live_nodes = set(outputs), []
     for node in reversed(nodes):
         if not node.outputs or not live_values.isdisjoint(node.outputs):
@@ -91,7 +91,7 @@ def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> li
 
 
 def _live_inputs(node: PrimitiveNode, live_values: set[PrimitiveValue]) -> list[PrimitiveValue]:
-    """Returns the inputs that a node needs for its live outputs; drops unused carries of a scan."""
+    """Returns a primitive's inputs that its live outputs need; drops unused carries of a scan."""
     if node.name != "scan":
         return node.inputs
     ((body, count),) = node.bodies
@@ -170,7 +170,7 @@ def _inline_jaxpr(
 
 
 def _sum_without_zeros(atoms: list[Any], total: Any) -> Any:
-    """Returns the other term of a sum with zeros, which XLA folds away; None if no term is zero."""
+    """Returns the other term of a sum with zeros, which XLA folds away; None if neither is zero."""
     terms = [atom for atom in atoms if not _is_zero(atom)]
     return terms[0] if len(terms) == 1 and terms[0].aval.shape == total.shape else None
 

@@ -44,7 +44,7 @@ class GpuKernels:
         return node if into_float32 and not self._inputs.isdisjoint(node.inputs) else None
 
     def is_free_transpose(self, node: PrimitiveNode) -> bool:
-        """True if a transpose costs nothing, since an adjacent kernel handles that layout."""
+        """True if a GPU transpose costs nothing, since an adjacent kernel reads that layout."""
         if node.name != "transpose" or not node.inputs or node.outputs[0] in self._results:
             return False
         users = self._users.get(node.outputs[0], [])

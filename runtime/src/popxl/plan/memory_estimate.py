@@ -29,7 +29,7 @@ from popxl.plan.records import Kernel
 
 
 class LivenessModel:
-    """Liveness model of a flat function: which values are in memory, and when.
+    """Model of which values of a flat JAX function are in device memory, and when.
 
     Args:
         platform: "cpu", "gpu" or "tpu", for which the function is compiled.
@@ -59,7 +59,7 @@ class LivenessModel:
                 self.stored.update(node.outputs)
 
     def _alias_source(self, node: PrimitiveNode) -> Any:
-        """Returns the value that a node's result aliases; None if the result has memory of its own.
+        """Returns the value whose memory a primitive's result shares; None if it has its own.
 
         That is its input in another shape or layout, or the float8 value that it scales back, which
         FP8 products read (`popxl.ops.fp8`).
@@ -74,18 +74,18 @@ class LivenessModel:
         return large[0] if len(large) == 1 and is_float8(self.memory_owner(large[0])) else None
 
     def memory_owner(self, value: Any) -> Any:
-        """Returns the value whose memory `value` aliases; `value` itself if it aliases none."""
+        """Returns the value whose memory `value` shares; `value` itself if it has its own."""
         return self._names.get(value, value)
 
     def scatters_in_place(self, node: PrimitiveNode) -> bool:
-        """True if a node scatters into an array that nothing else uses."""
+        """True if a scatter primitive can reuse its operand's memory, which nothing else needs."""
         if node.name not in SCATTERS or not isinstance(node.atoms[0], PrimitiveValue):
             return False
         return self._uses[node.atoms[0]] == 1 and self.memory_owner(node.atoms[0]) not in self._kept
 
     @cached_property
     def bytes_read_by_node(self) -> list[dict[Any, int]]:
-        """Returns, for each node, the values it reads from memory and the bytes read of each.
+        """Returns, for each primitive, the values it reads from memory and the bytes of each.
 
         A fused value reads its operands where it is used, so nodes without a value in memory read
         nothing themselves.
@@ -109,7 +109,7 @@ class LivenessModel:
         return reads
 
     def peak_bytes(self) -> int:
-        """Returns the peak bytes of live temporaries."""
+        """Returns the peak bytes of temporaries that are live at one time."""
         last = {v: i for i, read in enumerate(self.bytes_read_by_node) for v in read}
         live = peak = 0
         sizes: dict[Any, int] = {}
@@ -135,7 +135,7 @@ class LivenessModel:
         return node.has_bodies or lowering_of(node.name, self._platform) == "kernel"
 
     def _reused_bytes(self, node: PrimitiveNode, new: Sequence[Any], dying: list[int]) -> int:
-        """Returns the bytes of new values that reuse the memory of dying values.
+        """Returns the bytes of new values that reuse the memory of values at their last use.
 
         Loops do that, and elementwise kernels if sizes are equal.
 
@@ -152,24 +152,24 @@ class LivenessModel:
         return reused
 
     def workspace_bytes(self, node: PrimitiveNode) -> int:
-        """Returns the bytes that a kernel writes and reads besides its operands and results."""
+        """Returns the scratch bytes of a primitive's kernel, besides its operands and results."""
         if node.name == RANDOM_BITS and self._is_kernel(node):
             return nbytes(node.outputs[-1].aval)  # drawn as two halves, then joined
         return 0
 
     def fused_add(self, node: PrimitiveNode) -> PrimitiveNode | None:
-        """Returns the addition that is fused into a matmul; None if there is none."""
+        """Returns the addition that XLA fuses into a matmul; None if there is none."""
         return self._gpu.fused_adds.get(node) if self._gpu else None
 
     def is_fused_add(self, node: PrimitiveNode) -> bool:
-        """True if a node is an addition that is fused into a matmul."""
+        """True if a primitive is an addition that XLA fuses into a matmul."""
         return self._gpu is not None and node in self._gpu.fused_add_nodes
 
     def kernels_launched_with(self, node: PrimitiveNode) -> list[Kernel]:
-        """Returns the kernels that run for a node besides its main kernel."""
+        """Returns the kernels that XLA launches for a primitive besides its main kernel."""
         return self._gpu.kernels_launched_with_attention(node) if self._gpu else []
 
     def _peak_of_bodies(self, node: PrimitiveNode) -> int:
-        """Returns the largest peak of the functions (loop bodies, branches) that a node runs."""
+        """Returns the largest peak bytes of the loop bodies or branches that a primitive runs."""
         bodies = [*(body for body, _ in node.bodies), *node.branches]
         return max((LivenessModel(body, self._platform).peak_bytes() for body in bodies), default=0)

@@ -1,4 +1,4 @@
-"""Placement search: which remote-buffer entries spare device memory holds.
+"""Placement search: which remote-buffer entries the free device memory holds permanently.
 
 Entries of one kind that the same parts of the program move are a group. Step by step, the group
 that saves most time per byte (`popxl.plan.time_estimate`) gets more entries on the device, until no
@@ -40,7 +40,7 @@ _EASE = 0.01  # seconds that one second less of transfers is worth, hidden or no
 
 @dataclass(frozen=True)
 class PlacedKind:
-    """Number, bytes and saved time of the placed entries of one kind.
+    """Number, bytes and saved seconds of one kind of entries that are placed on the device.
 
     Attributes:
         label: label of their buffers (`RemoteBuffer.kind`).
@@ -59,7 +59,7 @@ class PlacedKind:
 
 @dataclass(frozen=True)
 class Placement:
-    """Device placement of a program's entries, with simulated runs.
+    """The remote-buffer entries that a program keeps on the device, with simulated runs.
 
     Attributes:
         kinds: kinds of entries, those that save most time per byte first.
@@ -78,27 +78,27 @@ class Placement:
     traced: TracedProgram
 
     def apply(self) -> None:
-        """Sets this placement and its prefetch window in the program."""
+        """Sets the entries on the device and the prefetch window in the program."""
         _apply_placement(self.traced, self.resident, self.timeline.window)
 
     def with_window(self, window: int, rates: Rates) -> Placement:
-        """Applies and simulates this placement with another prefetch window."""
+        """Applies this placement with another prefetch window, and simulates a run."""
         _apply_placement(self.traced, self.resident, window)
         return replace(self, timeline=self.traced.timeline(rates))
 
     @property
     def all_host_timeline(self) -> Timeline:
-        """Simulated run with all entries in host memory."""
+        """Timeline of a simulated run with all remote-buffer entries in host memory."""
         return self.all_host.timeline
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the entries that are placed on the device."""
+        """Bytes of the remote-buffer entries that are placed on the device."""
         return sum(kind.nbytes for kind in self.kinds)
 
 
 class SimulatedHostOnlyRun:
-    """A run with all entries in host memory, simulated on first use.
+    """A run with all remote-buffer entries in host memory, simulated on first use.
 
     Args:
         window: bytes that loads may be ahead (`popxl.Ir.load_window`).
@@ -114,13 +114,13 @@ class SimulatedHostOnlyRun:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The simulated run."""
+        """Timeline of the simulated run with all entries in host memory."""
         with self._all_entries_on_host():
             return self._traced.timeline(self._rates, self._window)
 
     @cached_property
     def short_timeline(self) -> Timeline:
-        """Simulated run with few iterations per loop if it is long; peak memory is about equal."""
+        """Timeline of a run with few iterations of long loops; its peak memory is about equal."""
         if self._traced.num_segment_runs <= _LONG:
             return self.timeline
         with self._all_entries_on_host():
@@ -128,7 +128,7 @@ class SimulatedHostOnlyRun:
 
     @contextmanager
     def _all_entries_on_host(self) -> Iterator[None]:
-        """Context in which no entry is placed on the device."""
+        """Context in which no remote-buffer entry is placed on the device."""
         current = {buffer: (buffer.resident_entries, buffer.on_disk) for buffer in self._on_disk}
         for buffer, on_disk in self._on_disk.items():
             buffer.resident, buffer.on_disk = 0, on_disk
@@ -181,7 +181,7 @@ def place_entries(
 
 
 class EntryGroup:
-    """Equal entries of all rows (such as layers); the entries of a row are placed together.
+    """Remote-buffer entries of one kind; rows (usually layers) are placed one after another.
 
     Attributes:
         num_placed: number of rows on the device, the first ones in the order of placement.
@@ -204,7 +204,7 @@ class EntryGroup:
         return sum(self._sizes[: self.num_placed])
 
     def next_rows(self, max_bytes: int, free_bytes: int) -> tuple[int, int]:
-        """Returns the number of rows to place next, and their bytes; (0, 0) if none fits.
+        """Returns the number of rows (layers) to place next, and their bytes; (0, 0) if none fits.
 
         Args:
             max_bytes: limit for several rows; a single one may take all free bytes.
@@ -217,7 +217,7 @@ class EntryGroup:
         return count, nbytes
 
     def entries(self, start: int = 0, count: int | None = None) -> list[Entry]:
-        """Returns the entries of `count` rows from row `start`; by default of all rows."""
+        """Returns the entries of `count` rows (layers) from `start` on; by default of all rows."""
         end = None if count is None else start + count
         return [entry for row in self._rows[start:end] for entry in row]
 
@@ -264,7 +264,7 @@ def _regions_transferring_each_buffer(main_routine: Routine) -> dict[RemoteBuffe
 def _savings_by_kind(
     groups: Sequence[EntryGroup], time_estimate: StagedTimeEstimate
 ) -> dict[str, float]:
-    """Returns the estimated seconds that each kind of entries alone would save on the device."""
+    """Returns the seconds that each kind of entries alone would save if placed on the device."""
     before, savings = time_estimate.run_seconds(), {}
     for label in {group.label: None for group in groups}:
         entries = [e for group in groups if group.label == label for e in group.entries()]
@@ -276,7 +276,7 @@ def _savings_by_kind(
 def _place_greedily(
     groups: Sequence[EntryGroup], time_estimate: StagedTimeEstimate, free_bytes: int
 ) -> None:
-    """Places the entries that save most time per byte until the free memory is used.
+    """Places the entries that save most seconds per byte until the free memory is used.
 
     The savings of a group change little with one choice. Between rounds they are computed again
     only for the best group (Minoux, "Accelerated greedy algorithms", 1978).
@@ -316,7 +316,7 @@ def _estimated_cost(time_estimate: StagedTimeEstimate) -> float:
 
 
 def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list[PlacedKind]:
-    """Returns the placed kinds by label, those that save most time per byte first."""
+    """Returns the placed kinds of entries by label, those that save most time per byte first."""
     of: dict[str, list[EntryGroup]] = defaultdict(list)
     for group in groups:
         of[group.label].append(group)
@@ -334,7 +334,7 @@ def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list
 
 
 def _resident_indices(groups: Sequence[EntryGroup]) -> Mapping[RemoteBuffer, Set[int]]:
-    """Returns the indices of the placed entries of each buffer."""
+    """Returns, for each remote buffer, the indices of the entries placed on the device."""
     resident: dict[RemoteBuffer, set[int]] = {}
     for group in groups:
         for buffer, _ in group.entries():

@@ -40,11 +40,11 @@ class TracedProgram:
     temporaries: Callable[[Segment], int]
 
     def permanent_storage(self) -> Storage:
-        """Returns the permanent storage of the program (see `storage_of`)."""
+        """Returns the bytes that the program stores permanently (see `storage_of`)."""
         return storage_of(self.ir)
 
     def plan(self) -> Plan:
-        """Returns the plan: memory and work of a run."""
+        """Returns the plan of the program: memory and work of a run."""
         walk = CostWalk(self.segment_costs, self.temporaries)
         peak = walk.run(self.schedule)
         stored = self.permanent_storage()
@@ -74,7 +74,7 @@ class TracedProgram:
         return replace(self, schedule=truncate_loops(self.schedule, max_iterations))
 
     def staged_time_estimate(self, rates: Rates, window: int) -> StagedTimeEstimate:
-        """Returns the bulk estimate of a run with all entries in host memory."""
+        """Returns a stage-wise time estimate of a run with all entries in host memory."""
         return StagedTimeEstimate.from_schedule(self.schedule, self.segment_costs, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:

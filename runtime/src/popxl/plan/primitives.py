@@ -54,7 +54,7 @@ COLLECTIVES = {
 
 
 def lowering_of(primitive_name: str, platform: str = "cpu") -> Kind:
-    """Returns the kind of XLA's lowering of a primitive (kernel, fused, free, ...).
+    """Returns how XLA lowers a JAX primitive: as a kernel, fused, free, ....
 
     "free": a view of its operand; "fused": computed where it is used; "reduction": its operand is
     fused into it; "kernel": it reads and writes memory.
@@ -101,7 +101,7 @@ def flops_of(node: PrimitiveNode) -> int:
 
 
 def is_float8(value: Any) -> bool:
-    """True if a value is float8."""
+    """True if a value's JAX type is float8."""
     return getattr(value.aval.dtype, "name", "").startswith("float8")
 
 
@@ -113,7 +113,7 @@ def attention_head_and_pass(node: PrimitiveNode) -> tuple[int, bool]:
 
 
 def arithmetic_ops_of(node: PrimitiveNode) -> int:
-    """Returns the operations outside matmuls: one per element computed or reduced.
+    """Returns a primitive's arithmetic outside matmuls: an op per element computed or reduced.
 
     Loop counters and stream positions do not count.
     """

@@ -63,15 +63,15 @@ class Rates:
     max_in_flight: int = 32
 
     def matmul_seconds(self, flops: float, float8_flops: float = 0) -> float:
-        """Returns the seconds of matmuls; `flops` include `float8_flops`."""
+        """Returns the seconds of matmuls of `flops` FLOPs, which include `float8_flops`."""
         return (flops - float8_flops) / self.flops + float8_flops / self.float8_flops
 
     def kernel_seconds(self, counts: Mapping[Kernel, int]) -> float:
-        """Returns the seconds of kernels without overlap."""
+        """Returns the seconds of kernels that run one after another."""
         return sum(count * self._single_kernel_seconds(kernel) for kernel, count in counts.items())
 
     def _single_kernel_seconds(self, kernel: Kernel) -> float:
-        """Returns the seconds of a kernel: the longer of compute and memory traffic."""
+        """Returns the seconds of one kernel: the longer of its compute and memory traffic."""
         rate = self.float8_flops if kernel.float8 else self.flops
         if kernel.attention and self.attention:
             size = min((n for n in self.attention if n >= kernel.attention), default=None)
@@ -89,7 +89,7 @@ class Rates:
         return self.copy_latency_s + nbytes / rate
 
     def collective_seconds(self, collectives: Iterable[Collective]) -> float:
-        """Returns the seconds of collectives as rings, each at the rate of its slowest link."""
+        """Returns the seconds of collectives as rings, each at its slowest link's rate."""
         return sum(c.sent / self._link_rate(c) for c in collectives)
 
     def _link_rate(self, collective: Collective) -> float:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, order=True)
 class Collective:
-    """Collectives of one kind over groups of one size: number and bytes.
+    """Collectives of one kind over groups of one size: number and bytes per replica.
 
     Attributes:
         kind: "all_reduce", "all_gather", "reduce_scatter" or another tag of the op.
@@ -130,7 +130,7 @@ class MemoryUse(Storage):
 
     @property
     def device(self) -> int:
-        """Device bytes: variables, streams and temporaries."""
+        """Device bytes of a replica: variables, streams and temporaries."""
         return self.variables + self.streams + self.temporaries
 
 

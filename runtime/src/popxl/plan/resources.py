@@ -11,7 +11,7 @@ from popxl._storage.scratch_files import ScratchFile, ScratchFolder, slot_bytes
 
 
 def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
-    """Returns the usable bytes on each of `replicas` devices; None for host memory.
+    """Returns the usable bytes on each of `replicas` devices; None if they use host memory.
 
     Args:
         device_desc: as for `popxl.Session`.
@@ -31,7 +31,7 @@ def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | 
 def scratch_file(
     folder: str | os.PathLike[str], count: int, nbytes: int
 ) -> Iterator[tuple[ScratchFile, int]]:
-    """Context of a temporary scratch file for entries; yields it and the bytes of a slot.
+    """Context with a temporary scratch file for disk measurements; yields it and a slot's bytes.
 
     `file.write(i * slot, data)` and `file.read(i * slot, data)` are thread-safe.
 

@@ -34,7 +34,7 @@ Key = tuple[str, int, bool]  # of collectives: kind, group size, true if consecu
 
 @dataclass
 class Cost:
-    """Cost sums over the kernels and collectives of a labelled region.
+    """FLOPs, bytes and collectives summed over the kernels of a labelled region.
 
     Attributes:
         flops, float8_flops, arithmetic, traffic: see `popxl.plan.RegionCost`.
@@ -83,7 +83,7 @@ class SegmentCost:
     temporaries: int
 
     def dispatch_seconds(self, rates: Rates) -> float:
-        """Returns the host seconds to dispatch the segment."""
+        """Returns the seconds in which the host dispatches the segment."""
         kernels = sum(sum(cost.kernels.values()) for cost in self.parts.values())
         return rates.dispatch_s + rates.kernel_launch_s * kernels
 
@@ -117,7 +117,7 @@ class CostCounter:
     def count_function(
         self, flat: FlatFunction, times: int, liveness: LivenessModel | None = None
     ) -> None:
-        """Adds the costs of `times` executions of a flat function."""
+        """Adds the costs of `times` executions of a flat JAX function."""
         liveness = liveness or LivenessModel(flat, self._platform)
         for node, reads in zip(flat.nodes, liveness.bytes_read_by_node, strict=True):
             for body, count in node.bodies:
@@ -128,7 +128,7 @@ class CostCounter:
                 self._count_node(node, times, liveness, reads)
 
     def _add_costliest_branch(self, node: PrimitiveNode, times: int) -> None:
-        """Adds the cost of the most expensive branch of a conditional."""
+        """Adds the cost of a conditional primitive's most expensive branch."""
         counters = [CostCounter(self._replicas, self._platform) for _ in node.branches]
         for counter, branch in zip(counters, node.branches, strict=True):
             counter.count_function(branch, 1)
@@ -165,7 +165,7 @@ class CostCounter:
 
     @staticmethod
     def _bytes_moved(node: PrimitiveNode, liveness: LivenessModel, reads: dict[Any, int]) -> int:
-        """Returns the bytes that a kernel reads and writes.
+        """Returns the bytes that a primitive's kernel reads and writes.
 
         A scatter writes only its rows, unless the array is still needed and XLA copies it.
         """

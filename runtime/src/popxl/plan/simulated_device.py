@@ -1,4 +1,4 @@
-"""Simulated device, driven by the schedule executor; each of its streams is a clock.
+"""Simulated device for the schedule executor; each of its streams is a simulated clock.
 
 The rules are those of XLA's GPU client (StreamExecutor):
 
@@ -53,7 +53,7 @@ Stream = Literal["compute", "copies in", "copies out", "disk", "host"]
 
 @dataclass(frozen=True)
 class Span:
-    """An activity of a stream from `start` to `end` (seconds).
+    """An activity on one of the simulated device's streams, from `start` to `end` (seconds).
 
     Attributes:
         part: label of the region (`popxl.plan.part`) that dispatched it.
@@ -98,17 +98,17 @@ class SimulatedArray:
 
     @property
     def is_in_device_memory(self) -> bool:
-        """True if the array is in device memory."""
+        """True if the simulated array is in device memory."""
         return self._address is not None
 
     def release(self) -> None:
-        """Frees the array's device memory."""
+        """Frees the device memory of the simulated array."""
         if self._address is not None:
             self._device.free(self._address, self.nbytes)
             self._address = None
 
     def delete(self) -> None:
-        """Frees the array's device memory, and marks the array as deleted."""
+        """Frees the device memory of the simulated array, and marks it as deleted."""
         self.release()
         self._deleted = True
 
@@ -161,12 +161,12 @@ class SimulatedDevice:
 
     @property
     def end(self) -> float:
-        """Time at which all dispatched work is done."""
+        """Time (seconds) at which all dispatched work is done."""
         return max(self.host, self._compute, self._in.end, self._out.end, self._disk.clock)
 
     # ---- memory ---------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
-        """Allocates device memory; returns its address."""
+        """Allocates simulated device memory; returns its address."""
         while self._outgoing and self._outgoing[0][0] <= self.host:
             self._outgoing.popleft()
         self.live += nbytes
@@ -174,17 +174,17 @@ class SimulatedDevice:
         return self.allocator.allocate(nbytes)
 
     def free(self, address: int, nbytes: int) -> None:
-        """Frees device memory."""
+        """Frees simulated device memory at an address."""
         self.live -= nbytes
         self.allocator.free(address)
 
     def create_array(self, nbytes: int, on_device: bool) -> SimulatedArray:
-        """Returns an array that is available from the start."""
+        """Returns a simulated array that is available from the start of the run."""
         return SimulatedArray(self, nbytes, held=on_device)
 
     # ---- the host -------------------------------------------------------------------------------
     def wait_until(self, time: float) -> None:
-        """Makes the host wait until a time."""
+        """Makes the simulated host wait until a time (seconds)."""
         if time > self.host:
             self.host = self._waited_until = time
 
@@ -194,7 +194,7 @@ class SimulatedDevice:
 
     # ---- interface of the executor --------------------------------------------------------------
     def run_segment(self, segment: Segment, arguments: Sequence[Any]) -> list[Any]:
-        """Runs a segment and returns its result arrays."""
+        """Simulates the run of a segment and returns its result arrays."""
         if len(self._ends) >= self.rates.max_in_flight:
             self.host = max(self.host, self._ends.popleft())
         self._dispatch(segment.name, self._dispatch_seconds(segment))
@@ -227,10 +227,10 @@ class SimulatedDevice:
         return self._compute
 
     def put_number(self, value: int, spec: Any) -> None:
-        """Does nothing, since host numbers are on the device already."""
+        """Does nothing, since numbers of the host count as on the device already."""
 
     def copy_array(self, array: SimulatedArray) -> SimulatedArray:
-        """Copies an array in device memory."""
+        """Simulates the copy of an array within device memory."""
         self._dispatch("copy", self.rates.dispatch_s)
         end = self._run_on_compute_stream(
             "copy", array.ready, 2 * array.nbytes / self.rates.bandwidth
@@ -240,7 +240,7 @@ class SimulatedDevice:
     def transfer_arrays(
         self, arrays: Sequence[SimulatedArray], to: Sequence[str]
     ) -> list[SimulatedArray]:
-        """Transfers arrays "to" the device or the host, each with a spacer copy."""
+        """Simulates transfers of arrays "to" the device or the host, each with a spacer copy."""
         cost = self.rates.transfer_dispatch_s + 2 * self.rates.per_array_s * len(arrays)
         self._dispatch(f"move {len(arrays)} arrays", cost)
         return [
@@ -249,7 +249,7 @@ class SimulatedDevice:
         ]
 
     def _next_copy_stream(self) -> int:
-        """Returns the index of the stream for the next copy."""
+        """Returns the index of the device stream that runs the next copy."""
         self._copies += 1
         return self._copies % STREAMS
 
@@ -275,7 +275,7 @@ class SimulatedDevice:
     def _copy_over_link(
         self, array: SimulatedArray, direction: LinkDirection, other: LinkDirection
     ) -> tuple[float, float]:
-        """Transfers an array over the host link; returns its start and end time."""
+        """Simulates a transfer over the host link; returns its start and end time."""
         stream = self._next_copy_stream()
         after = max(self.host, self._compute, array.ready, self._streams[stream])
         both = other.end > max(after, direction.end)
@@ -287,15 +287,15 @@ class SimulatedDevice:
 
     # ---- the disk -------------------------------------------------------------------------------
     def read(self, entry: SimulatedArray) -> None:
-        """Reads an entry from disk; the host waits for it."""
+        """Simulates the disk read of an entry, for which the host waits."""
         self._disk.read(entry)
 
     def write(self, entry: SimulatedArray) -> None:
-        """Writes an entry to disk once it is in host memory."""
+        """Simulates the disk write of an entry once it is in host memory."""
         self._disk.write(entry)
 
     def finish_writes(self) -> None:
-        """Finishes all pending writes."""
+        """Makes the simulated host wait for all pending disk writes."""
         self._disk.finish_writes()
 
 
@@ -317,7 +317,7 @@ def _result_bytes(segment: Segment) -> tuple[list[int], int]:
 
 
 class LinkDirection:
-    """One direction of the host link: one transfer at a time, the first available first.
+    """One direction of the host link: one transfer at a time, in its first free interval.
 
     Attributes:
         end: time from which it is free.
@@ -346,7 +346,7 @@ class LinkDirection:
 
 
 class SimulatedDisk:
-    """Simulated clocks of the host's disk and of copies to its buffers, one operation at a time."""
+    """Simulated clocks of the host's disk and of its copies to I/O buffers, one at a time."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device, self.clock, self._copies = device, 0.0, 0.0
@@ -358,11 +358,11 @@ class SimulatedDisk:
         self._pending_bytes = 0  # bytes of both
 
     def finish_writes(self) -> None:
-        """Finishes all pending writes."""
+        """Advances the clocks until all pending disk writes are done."""
         self._start_writes(math.inf)
 
     def read(self, entry: SimulatedArray) -> None:
-        """Reads an entry; an entry that is not written yet is still in memory."""
+        """Simulates a disk read; an entry whose write is pending is still in host memory."""
         device = self._device
         while not fits_window(self._read_ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
             self._can_read_at, nbytes = self._read_ahead.popleft()
@@ -377,7 +377,7 @@ class SimulatedDisk:
         self._read_ahead_bytes += entry.nbytes
 
     def write(self, entry: SimulatedArray) -> None:
-        """Queues a write; the host waits while the queue is full."""
+        """Queues a simulated disk write; the host waits while the queue is full."""
         self._start_writes(self._device.host)
         while not fits_window(self._pending_bytes, entry.nbytes, WRITE_BEHIND_BYTES):
             if not self._writing:
@@ -388,7 +388,7 @@ class SimulatedDisk:
         self._pending_bytes += entry.nbytes
 
     def _start_writes(self, time: float) -> None:
-        """Starts the writes that are possible until `time`; drops finished writes."""
+        """Starts the queued disk writes that are possible until `time`; drops finished ones."""
         while self._queued and self._queued[0].ready <= time:
             entry = self._queued.popleft()
             start = max(self.clock, self._copy_time(entry.ready, entry))
@@ -435,7 +435,7 @@ class DrivenDevice(Protocol):
 
 
 class SimulatedEntries:
-    """Entries of a buffer without values; see `popxl._storage.buffer_storage.BufferStorage`."""
+    """Remote-buffer entries without values; see `popxl._storage.buffer_storage.BufferStorage`."""
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: DrivenDevice) -> None:
         self._resident, self._device = buffer.resident_entries, device
@@ -486,7 +486,7 @@ class SimulatedEntries:
 
 
 def _first_replica(index: Index) -> int:
-    """Returns the index of the first replica, which represents all replicas."""
+    """Returns an entry's index on the first replica, which represents all replicas."""
     return index[0] if isinstance(index, tuple) else index
 
 
@@ -535,7 +535,7 @@ class NoneMapping(dict[Any, Any]):
 
 
 class NoRunGlobals(RunGlobals):
-    """Segment globals (streams, constants), which are always on the device."""
+    """Stand-in for a run's streams and constants, which are always on the device."""
 
     def __init__(self) -> None:
         super().__init__(NoneMapping(), NoneMapping(), NoneMapping())

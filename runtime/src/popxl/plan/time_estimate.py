@@ -1,4 +1,4 @@
-"""Bulk time estimate of a run from the compute seconds and transferred bytes of each stage.
+"""Estimate of a run's time from each stage's compute seconds and transferred bytes.
 
 It follows the rules of `popxl.plan.simulated_device` with a few sums in place of a walker, so that
 many placements can be compared in a second. A stage is a run of a segment, or of several short
@@ -30,7 +30,7 @@ Entry = tuple["RemoteBuffer", int]
 
 @dataclass(frozen=True)
 class EntryTransfers:
-    """Transfers of one remote-buffer entry in a run: the stages that load and store it.
+    """Loads and stores of one remote-buffer entry in a run, by the stage of the run.
 
     Attributes:
         nbytes: bytes of the entry on one replica.
@@ -45,7 +45,7 @@ class EntryTransfers:
 
 @dataclass(frozen=True)
 class StagedTimeEstimate:
-    """Compute and transfers of each stage of a run, from which its time is estimated.
+    """Compute and transfers of each stage (consecutive segment runs) of a run, to estimate time.
 
     Attributes:
         compute_seconds: seconds of computing of each stage.
@@ -78,7 +78,7 @@ class StagedTimeEstimate:
         rates: Rates,
         window: int,
     ) -> StagedTimeEstimate:
-        """Creates the estimate of a program with all entries in host memory."""
+        """Creates the estimate of a program with all remote-buffer entries in host memory."""
         stages = StageBuilder(schedule, segment_costs, rates)
         count = len(stages.compute_seconds)
         entry_transfers = [0] * count, [0] * count, [0.0] * count, [0.0] * count
@@ -90,7 +90,7 @@ class StagedTimeEstimate:
         return time_estimate
 
     def move_entries(self, entries: Iterable[Entry], sign: int) -> None:
-        """Moves entries to host memory (`sign` 1) or to the device (`sign` -1)."""
+        """Moves remote-buffer entries to host memory (`sign` 1) or to the device (`sign` -1)."""
         for entry in entries:
             transfers = self.transfers[entry]
             nbytes = sign * transfers.nbytes
@@ -107,14 +107,14 @@ class StagedTimeEstimate:
 
     @contextmanager
     def entries_on_device(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """Context in which the entries are on the device."""
+        """Context in which the given remote-buffer entries are on the device."""
         self.move_entries(entries, -1)
         yield
         self.move_entries(entries, 1)
 
     @property
     def transfer_seconds(self) -> float:
-        """Returns the seconds of all transfers without overlap."""
+        """Returns the seconds of all transfers in a run, without overlap."""
         return sum(self.load_seconds) + sum(self.store_seconds)
 
     def run_seconds(self) -> float:
@@ -163,7 +163,7 @@ class StagedTimeEstimate:
 
 
 class StageBuilder:
-    """Groups the segments of a run into stages (see `StagedTimeEstimate`)."""
+    """Groups the segment runs of a schedule into stages (see `StagedTimeEstimate`)."""
 
     def __init__(
         self, schedule: Schedule, segment_costs: Mapping[Segment, SegmentCost], rates: Rates

@@ -21,7 +21,7 @@ _FIRST = 2  # iterations of a long loop until streams and disk are in a steady s
 
 @dataclass(frozen=True)
 class ExposedTime:
-    """Idle seconds of a device, by what it waits for.
+    """Seconds in which a device is idle, by what it waits for: transfers or dispatch.
 
     Attributes:
         transfers: it waits for loads, or the host waits for stores.
@@ -62,7 +62,7 @@ class Timeline:
     spans: Sequence[Span]
 
     def extrapolate(self, shorter: Timeline, times: float) -> Timeline:
-        """Returns this timeline plus `times` its difference to a shorter run."""
+        """Returns this timeline plus `times` its difference from a shorter run's."""
 
         def extrapolate_value(longer_value: float, shorter_value: float) -> float:
             return longer_value + times * (longer_value - shorter_value)
@@ -87,12 +87,12 @@ class Timeline:
 
     @property
     def loads(self) -> int:
-        """Number of entries copied to the device."""
+        """Number of remote-buffer entries copied to the device in the run."""
         return sum(span.stream == "copies in" for span in self.spans)
 
     @property
     def exposed_transfers(self) -> float:
-        """Seconds in which the device waits for transfers."""
+        """Seconds in which the device waits for transfers of entries."""
         return sum(exposed.transfers for exposed in self.exposed.values())
 
     def to_chrome_trace(self) -> dict[str, Any]:
