@@ -94,7 +94,7 @@ def quantize_weight(weight: np.ndarray, variables: NamedTensors, axis: int = 0) 
 
 
 def fake_quantize(weight: np.ndarray, quant: QuantConfig) -> np.ndarray:
-    """Quantizes and dequantizes a weight (out features, in features) -> float32, same shape."""
+    """Rounds a weight to its quantized values: (out features, in features) -> float32."""
     fields = _quantize_chunk(weight, quant, -1)
     rounded: np.ndarray = group_quantize_decompress_numpy(*fields, bits=quant.bits)
     return rounded
@@ -110,7 +110,7 @@ def _quantize_chunk(
 
 @runtime_checkable
 class QuantizedWeightCache(Protocol):
-    """Interface of tensors that cache the quantized form of some of them."""
+    """Interface: tensors that cache the quantized form of some of them on the host."""
 
     def get_quantized(
         self,
@@ -126,7 +126,7 @@ class QuantizedWeightCache(Protocol):
 
 
 class QuantizedWeight:
-    """Host data of a quantized weight: all fields computed together, taken one by one.
+    """Host data of a quantized weight: codes and scales, computed together, taken one by one.
 
     Args:
         compute: returns the data in the order of `QUANT_FIELDS`.
@@ -146,7 +146,7 @@ class QuantizedWeight:
         return [self._variables.get(name) for name in QUANT_FIELDS]
 
     def pop_data(self, variable: Variable) -> np.ndarray:
-        """Returns the data of one of the variables and frees it here."""
+        """Returns the host data of one variable, and drops it from this object."""
         with self._lock:
             if variable not in self._data:
                 self._data = dict(zip(self.variables, self._compute(), strict=True))

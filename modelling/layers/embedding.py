@@ -57,7 +57,7 @@ class VocabularyEmbedding(Module):
         return groups.reduce_from_tp(x)
 
     def embedding_weights(self) -> list[Tensor]:
-        """Returns the weight, (local vocab size, hidden), with trainable rows, and its adapter.
+        """Returns the embedding weight, (local vocab size, hidden), and its adapter.
 
         The adapter: A, (local vocab size, rank), and B, (rank, hidden).
         """

@@ -1,4 +1,4 @@
-"""Phased execution of models larger than device memory: one phase of layers at a time.
+"""Training of models larger than device memory in phases: one layer on the device at a time.
 
 A model is split into phases (embeddings, layers, head). The variables of a phase are loaded from
 remote buffers and gathered; then all micro-batches of a pass run through it, with activations in

@@ -1,4 +1,4 @@
-"""Wrappers that run decoder blocks over whole samples, in training and evaluation."""
+"""Wrappers with which decoder blocks run on full samples, to train or evaluate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popxl import Tensor, TensorSpec
 
 
 class TrainingBlock(LayerWrapper):
-    """Wraps a decoder block for whole samples, without a KV cache."""
+    """Wraps a decoder block so that it runs on full samples, without a KV cache."""
 
     layer: Module
     routes_only = False
@@ -24,7 +24,7 @@ class TrainingBlock(LayerWrapper):
         segment_starts: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """x: (batch, length, hidden) -> the same shape, then the updated sum of expert usage.
+        """x: (batch, length, hidden) -> the same shape; then the sum of expert usage so far.
 
         Args:
             usage, segment_ids, segment_starts, seed: fields of `BlockContext`.
@@ -40,11 +40,11 @@ class TrainingBlock(LayerWrapper):
 
 
 class RouterOnlyBlock(TrainingBlock):
-    """Wraps a mixture-of-experts block so that it stops after the router, for streamed experts."""
+    """Wraps a mixture-of-experts block so that it ends at the router; its experts are streamed."""
 
     routes_only = True
 
     def expert_input_specs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
-        """Specs of the streamed experts' inputs by name, for the spec of x."""
+        """Specs, by name, of the tensors that the block passes to its streamed experts."""
         (moe,) = (part for part in iter_modules(self.layer) if isinstance(part, MoE))
         return moe.expert_input_specs(x)

@@ -17,14 +17,14 @@ from popxl_addons.transforms.batch_serialisation import OfRow, RemoteHandle
 def fixed_row_handle(
     buffer: popxl.RemoteBuffer, row: int, shard_group: popxl.ReplicaGrouping | None = None
 ) -> RemoteHandle:
-    """Returns a handle of a buffer row that is the same for all layers of a phase."""
+    """Returns the handle of one buffer row, whichever layer of the phase uses it."""
     offset = (lambda _: popxl.constant(row, popxl.int32)) if row else None
     return RemoteHandle(buffer, offset, shard_group, grows=False)
 
 
 @dataclass(frozen=True)
 class LayerIO:
-    """A layer input or output: its spec and the buffer rows of its value and gradient.
+    """A layer input or output: spec, and remote-buffer rows of its value and its gradient.
 
     Attributes:
         spec: spec of one micro-batch on one replica.
@@ -39,12 +39,12 @@ class LayerIO:
     grad: RemoteHandle | None = None
 
     def load_first_row(self, micro_batch: popxl.Tensor) -> popxl.Tensor:
-        """Load row 0 of micro-batch `micro_batch` (int32 scalar): a tensor of `spec`."""
+        """Load layer row 0 of micro-batch `micro_batch` (int32 scalar): a tensor of `spec`."""
         return ops.remote_load(self.value_handle.buffer, micro_batch)
 
     @property
     def value_handle(self) -> RemoteHandle:
-        """Handle of the value; raises an error if the handle is a function of the row."""
+        """Remote-buffer handle of the value; an error if the handle depends on the layer's row."""
         assert isinstance(self.value, RemoteHandle)
         return self.value
 
@@ -74,11 +74,11 @@ class ActivationBuffers:
 
     @property
     def last_row(self) -> LayerIO:
-        """The most recently reserved row, as input or output of a single-layer phase."""
+        """The last reserved buffer row, as a layer input or output of a single-layer phase."""
         return self._layer_io_at_row(0)
 
     def reserve_rows(self, num_layers: int, requires_grad: bool) -> tuple[LayerIO, LayerIO]:
-        """Reserve rows for `num_layers` more layers; returns the layers' input and output.
+        """Reserve buffer rows for `num_layers` more layers; returns the layers' input and output.
 
         Args:
             num_layers: number of layers, all in one phase.
@@ -93,7 +93,7 @@ class ActivationBuffers:
         return layer_ios
 
     def shared_output(self) -> LayerIO:
-        """The last row, as an input that all layers of a phase share.
+        """The last reserved row as a layer input that all layers of a phase share.
 
         Each layer adds to its gradient.
         """
@@ -104,16 +104,16 @@ class ActivationBuffers:
         return LayerIO(self._spec, value, replace(grad, adds=True))
 
     def zero_grad(self) -> None:
-        """Zero the last row's gradient, before several layers add to it."""
+        """Zero the last reserved row's gradient, before several layers add to it."""
         if self._has_gradient:
             zero_row(self._gradient_buffer, self._row, self._settings)
 
     def zero_first_row(self) -> None:
-        """Zero row 0 of the activations for every micro-batch."""
+        """Zero buffer row 0 of the activations for every micro-batch."""
         zero_row(self._x, 0, self._settings)
 
     def _layer_io_at_row(self, row_offset: int, requires_grad: bool = False) -> LayerIO:
-        """Layer input or output at row `row_offset`, counted from the last reserved row.
+        """Layer input or output at buffer row `row_offset`, counted from the last reserved row.
 
         Args:
             requires_grad: True if the row has a gradient even where the rows before have none.
@@ -129,7 +129,7 @@ class ActivationBuffers:
 
 
 def zero_row(buffer: popxl.RemoteBuffer, row: int, settings: PhaseSettings) -> None:
-    """Zero a buffer row for every micro-batch of a pass."""
+    """Zero a remote-buffer row for every micro-batch of a pass over the layers."""
     steps = settings.micro_batches_per_pass
 
     def zero_entry(entry: popxl.Tensor) -> popxl.Tensor:
@@ -144,7 +144,7 @@ def zero_row(buffer: popxl.RemoteBuffer, row: int, settings: PhaseSettings) -> N
 def create_activation_buffer(
     spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
 ) -> popxl.RemoteBuffer:
-    """Create a buffer of `rows` rows for activations of `spec`."""
+    """Create a remote buffer of `rows` rows for activations of `spec`."""
     shards = settings.activation_shards
     count = 1 if shards is None else shards.group_size
     if math.prod(spec.shape) % count:
@@ -157,14 +157,14 @@ def create_activation_buffer(
 def create_gradient_buffer(
     spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
 ) -> popxl.RemoteBuffer:
-    """Create a buffer of `rows` rows for gradients of activations of `spec`."""
+    """Create a remote buffer of `rows` rows for gradients of activations of `spec`."""
     buffer = create_activation_buffer(spec, rows, settings)
     buffer.kind = "gradients between layers"
     return buffer
 
 
 class InputBuffers:
-    """Remote buffers of a step's batch: loaded from the host once, read by every phase.
+    """Remote buffers of an optimizer step's batch: loaded from the host once, read by all phases.
 
     Args:
         specs: specs of one micro-batch on one replica, by stream name.
@@ -195,7 +195,7 @@ class InputBuffers:
         return {name: self.layer_io(name) for name in names}
 
     def load_from_host(self) -> None:
-        """Copy the micro-batches of a pass from the host streams to the buffers."""
+        """Copy the micro-batches of one pass over the layers from host streams to the buffers."""
 
         def load_micro_batch(step: popxl.Tensor) -> popxl.Tensor:
             for name, stream in self.streams.items():
@@ -215,7 +215,7 @@ def loop_over_layers(
     invariants: Sequence[popxl.Tensor] = (),
     row_offset: popxl.Tensor | None = None,
 ) -> list[popxl.Tensor]:
-    """Run `body` for each layer of `rows`, as one loop of the program.
+    """Run `body` once per row index in `rows` (one for each layer), as one loop of the program.
 
     Args:
         rows: row of each iteration, an arithmetic sequence.

@@ -1,4 +1,4 @@
-"""Phases of dense layers: one per layer type, connected by rows of activation buffers."""
+"""Phases of layers whose experts, if any, load with them: one phase per layer type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LayerIOs = tuple[LayerIO, ...]
 
 
 def name_layer_outputs(layer_ios: Iterable[LayerIO]) -> dict[str, LayerIO]:
-    """Name a layer's outputs: x, then, if present, the expert usage."""
+    """Map the names `x` and, if present, `expert_usage` to a layer's outputs."""
     return dict(zip(("x", "expert_usage"), layer_ios, strict=False))
 
 
@@ -25,7 +25,7 @@ def reserve_rows(
     requires_grad: bool,
     usage_requires_grad: bool,
 ) -> tuple[LayerIOs, LayerIOs]:
-    """Reserve activation rows for layers; returns the layers' inputs and outputs.
+    """Reserve rows of the activation buffers for layers; returns their inputs and outputs.
 
     Args:
         activations: rows of x and, for mixtures of experts, of the expert usage.
@@ -46,7 +46,7 @@ def build_runs_by_type(
     settings: PhaseSettings,
     shared: Mapping[str, Phase] | None = None,
 ) -> list[list[PhaseRun]]:
-    """Build, for each layer type, a phase over all layers as if all had that type.
+    """Build a phase for each layer type, over all layers as if all were of that type.
 
     The caller takes for each layer the run of its type. The phase of the first type owns the
     weights of all layers, but those in `shared`, see `Phase`.
@@ -62,7 +62,7 @@ def build_runs_by_type(
 
 
 def runs_in_order(layers: LayerModules, runs_by_type: Sequence[list[PhaseRun]]) -> list[PhaseRun]:
-    """Take for each layer the run of its type; arguments as for `build_runs_by_type`."""
+    """Order the layers of all types as in the model; arguments as for `build_runs_by_type`."""
     spans = layers.runs_of_one_type()
     return [run for kind, rows in spans for run in slice_runs(runs_by_type[kind], rows)]
 
@@ -75,7 +75,7 @@ def build_dense_runs(
     settings: PhaseSettings,
     usage_requires_grad: bool,
 ) -> list[PhaseRun]:
-    """Build the phases of layers whose experts, if any, are loaded with the layer.
+    """Build the phases of layers whose experts, if any, are loaded together with them.
 
     Args:
         activations: rows of x and, for mixtures of experts, of the expert usage.

@@ -39,7 +39,7 @@ from popxl import Tensor
 
 
 class StackBlock(LayerWrapper):
-    """Wraps an encoder or decoder block for whole samples, without a KV cache."""
+    """Wraps an encoder or decoder block so that it runs on full samples, without a KV cache."""
 
     layer: Module
 

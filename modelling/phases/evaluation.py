@@ -1,4 +1,4 @@
-"""Builds the program that computes losses: the forward phases of training, any family."""
+"""Builds the program that computes losses for any family: training's phases, forward only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modelling.weights import WeightMap
 
 @dataclass(frozen=True)
 class LossProgram:
-    """A loss program: Ir, streams and variables.
+    """A program that computes losses: its Ir, host streams and variables.
 
     Attributes:
         inputs: streams of the batch by name, with one transfer per micro-batch.

@@ -1,4 +1,4 @@
-"""FP8 state of a phase's layers (scales and amax histories), in remote buffers."""
+"""FP8 state (scales and amax histories) of a phase's linear layers, in remote buffers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FP8State:
     def create_buffers(
         cls, facts: NamedVariableFactories, num_layers: int, settings: PhaseSettings
     ) -> FP8State | None:
-        """Create buffers for the FP8 variables among `facts`; None if there are none."""
+        """Create remote buffers for the FP8 variables among `facts`; None if there are none."""
         recipe, state = make_fp8_recipe(settings.config), facts.of_kind("fp8")
         if not isinstance(recipe, DelayedScaling) or not state.keys():
             return None
@@ -61,11 +61,11 @@ class FP8State:
         return cls(recipe, state, products, buffers, amaxes, micro_batches)
 
     def load_scales(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
-        """Load the FP8 scales of layer `row` by name, for gradients of the global batch's loss."""
+        """Load layer `row`'s FP8 scales by name; those of gradients fit the global batch's loss."""
         return load_remote(self.buffers.filter_keys(self._scale_names), row).to_dict()
 
     def adapt_scales(self, state: Mapping[str, popxl.Tensor]) -> dict[str, popxl.Tensor]:
-        """FP8 scales that a layer takes: those of gradients adapted to a micro-batch's loss."""
+        """A layer's FP8 scales; those of gradients are adapted to the loss of one micro-batch."""
         scales_by_name = {name: state[name] for name in self._scale_names}
         if self.micro_batches == 1:
             return scales_by_name
@@ -77,7 +77,7 @@ class FP8State:
         return [f"{name}.{SCALE}" for name in self.products]
 
     def store_amaxes(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
-        """Store the amaxes of layer `row`, reduced by maximum over all replicas."""
+        """Store the operands' amaxes of layer `row`, reduced by maximum over all replicas."""
         observed = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
         gradient_share = self._scale_factors(1 / self.micro_batches)
         amaxes = ops.concat([amax * gradient_share for amax in observed])
@@ -85,7 +85,7 @@ class FP8State:
         ops.remote_store(self.amaxes, row, largest)
 
     def update_scales(self, row: popxl.Tensor, norm: popxl.Tensor) -> dict[str, popxl.Tensor]:
-        """Update the FP8 state of layer `row`, unless the gradient norm `norm` is not finite.
+        """Update layer `row`'s FP8 scales and histories, unless the gradient norm is not finite.
 
         Returns:
             The new state by name.
@@ -102,6 +102,6 @@ class FP8State:
         return new
 
     def _scale_factors(self, factor: float) -> popxl.Tensor:
-        """Factors of a matmul's operands, (3,): `factor` for the gradient, else 1."""
+        """Factors of the scales of a matmul's operands, (3,): `factor` for the gradient, else 1."""
         factors = [factor if name == "gradient" else 1.0 for name in OPERANDS]
         return popxl.constant(np.asarray(factors), popxl.float32, "micro_batch_share")

@@ -1,4 +1,4 @@
-"""Gradient accumulators in remote buffers, between the passes of an optimizer step."""
+"""Gradient accumulators in remote buffers, kept between passes over the layers of one step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def to_float32(t: popxl.Tensor) -> popxl.Tensor:
 
 @dataclass(frozen=True)
 class GradientSums:
-    """Remote buffers of a phase's gradient accumulators, one entry per layer.
+    """Remote buffers of the gradient accumulators of a phase, one entry per layer.
 
     Accumulators are float32. Where the entries are narrower, each pass accumulates from zero, and
     its sum is added to the entry and rounded once.
@@ -41,7 +41,7 @@ class GradientSums:
         dtypes: Mapping[str, popxl.dtype],
         num_layers: int,
     ) -> GradientSums:
-        """Create buffers for the accumulators of `num_layers` layers.
+        """Create remote buffers for the gradient accumulators of `num_layers` layers.
 
         Args:
             reusable_buffers: buffers that are unused until the last pass, by accumulator.
@@ -57,7 +57,7 @@ class GradientSums:
         return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **reusable_buffers}))
 
     def load_accumulators(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Load the accumulators of layer `row` at the start of a further pass.
+        """Load the gradient accumulators of layer `row`, before a pass that is not the first.
 
         They are the sums of the passes before, or zero where the entry is narrower than float32.
         """
@@ -84,7 +84,7 @@ class GradientSums:
     def store_accumulators(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors, is_first: bool = False
     ) -> None:
-        """Store the accumulated gradients of layer `row` after a pass that is not the last.
+        """Store the gradient accumulators of layer `row`, after a pass that is not the last.
 
         A narrower entry is added here, because the pass did not start from it.
         """
@@ -94,12 +94,12 @@ class GradientSums:
             ops.remote_store(buffer, row, addons.round_by_hash(total, buffer.tensor_dtype))
 
     def _is_rounded(self, name: str) -> bool:
-        """True if an accumulator is stored in fewer bits than float32."""
+        """True if a gradient accumulator is stored in fewer bits than float32."""
         return self.buffers.get(name).tensor_dtype != popxl.float32
 
     def _add_to_entry(
         self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
-        """Add the current pass's gradient to the stored sum, in float32."""
+        """Add this pass's gradient to the sum in the remote-buffer entry, in float32."""
         before = ops.remote_load(self.buffers.get(name), row, name=name)
         return to_float32(before) + to_float32(accumulators.get(name))

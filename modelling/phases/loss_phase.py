@@ -125,12 +125,12 @@ class LossPhase(Phase):
         return streams
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
-        """Compute the loss; not used in training, where `backward` computes it."""
+        """Compute the loss without gradient; in training `backward` computes both."""
         if not self._settings.is_training:
             super().forward(row, step)
 
     def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """Load variables and run the pending update, as there was no forward pass."""
+        """Load a layer's variables; run its deferred update first, as no forward pass did."""
         return self._load_full(row, step)
 
     def _reduce_and_store_gradients(

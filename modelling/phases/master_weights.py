@@ -17,7 +17,7 @@ from popxl_addons.optimizers.weight_residual import join_weight, store_split_wei
 
 
 class _WithMasterWeight:
-    """Mixin that makes an optimizer step update a master weight and then round it to `var`.
+    """Mixin: the optimizer step updates a higher-precision master weight, then rounds it to `var`.
 
     Attributes:
         slot: the optimizer state next to the 16-bit weight: the float32 master, or the residual;

@@ -1,4 +1,4 @@
-"""Phases of mixture-of-experts layers whose experts are streamed group by group.
+"""Phases of mixture-of-experts layers; the experts are loaded group by group.
 
 The phase of a layer ends with the router. It outputs x and the inputs of the experts; each group of
 experts then adds its outputs to x. So the gradient of x is the same before and after the experts.
@@ -33,7 +33,7 @@ ROW = popxl.TensorSpec((), popxl.int32)
 
 
 class ExpertInputs:
-    """Buffers for the tensors besides x that a layer passes to its expert groups.
+    """Remote buffers of the tensors besides x that a layer passes to its groups of experts.
 
     Args:
         specs: specs of one micro-batch on one replica, by name.
@@ -59,7 +59,7 @@ class ExpertInputs:
 
     @property
     def layer_ios(self) -> dict[str, LayerIO]:
-        """The tensors as outputs of a layer, by name; gradients are of the running layer only."""
+        """The expert inputs as a layer's outputs, by name; their gradients are one layer's only."""
         return {
             name: LayerIO(
                 spec,
@@ -72,7 +72,7 @@ class ExpertInputs:
         }
 
     def zero_grads(self) -> None:
-        """Zero the gradients before a layer's expert groups add to them."""
+        """Zero the expert inputs' gradients before a layer's expert groups add to them."""
         for buffer in self._gradients.values():
             zero_row(buffer, 0, self._settings)
 

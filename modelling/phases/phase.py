@@ -32,7 +32,7 @@ _SEED = "seed"  # name of the seed among the arguments of a gradient graph
 
 
 class SavedLayers(NamedTuple):
-    """The last layers of a phase: those that save activations instead of recomputing them.
+    """The last layers of a phase, which save activations for the backward pass.
 
     Attributes:
         first: index of the first such layer.
@@ -44,7 +44,7 @@ class SavedLayers(NamedTuple):
 
 
 class Phase:
-    """Graphs for one layer, and variables for each of the `num_layers` layers that share them.
+    """Layers of one type: the graphs that all of them share, and the variables of each layer.
 
     A pass loads the variables of a layer once and runs the forward graph on all its micro-batches
     in a loop; likewise the gradient graph, which accumulates gradients. The gradient graph
@@ -129,7 +129,7 @@ class Phase:
         return Phase(f"{self.name}_saved", *layer, share_weights_with=owner, last=last)
 
     def _find_owners(self, shared: Mapping[str, Phase]) -> dict[str, Phase]:
-        """Returns the phases that own variables shared with this phase, by variable name."""
+        """Returns, by name of each variable shared with other phases, the phase that owns it."""
         return {
             name: owner
             for name in self.names
@@ -138,7 +138,7 @@ class Phase:
         }
 
     def _is_trainable(self, name: str) -> bool:
-        """True if a variable is trainable."""
+        """True if training changes the named variable."""
         settings, owner = self._settings, self._owner_of.get(name, self._weights_owner)
         return settings.is_training and settings.is_variable_trainable(owner.name, name)
 
@@ -172,11 +172,11 @@ class Phase:
     def _output_streams(
         self, results: Sequence[popxl.Tensor]
     ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
-        """Returns device-to-host streams by output of the forward graph."""
+        """Returns device-to-host streams by the forward graph's output that each one sends."""
         return {}
 
     def _build_graphs(self, forward: addons.GraphWithNamedArgs) -> None:
-        """Build the forward graph and the gradient graph."""
+        """Build the forward and the gradient graph of one layer."""
         settings, inputs = self._settings, self._inputs
         tensors = dict(zip(inputs, forward.graph.inputs, strict=False))
         seed = self._seed_input(forward)
@@ -227,7 +227,7 @@ class Phase:
         self.fwd, self.bwd = fwd.graph, bwd.graph
 
     def _accumulated_inputs(self, forward: addons.GraphWithNamedArgs) -> tuple[popxl.Tensor, ...]:
-        """Inputs with accumulated gradients: trainable variables and FP8 scales.
+        """Inputs of the forward graph whose gradients accumulate: trainable variables, FP8 scales.
 
         The "gradients" of the scales are the observed amaxes.
         """
@@ -236,7 +236,7 @@ class Phase:
         return forward.args.filter_keys(names).tensors
 
     def _create_variables(self) -> None:
-        """Create buffers for owned variables; register with the owners of shared variables."""
+        """Create remote buffers of own variables; add this phase to the users of shared ones."""
         settings = self._settings
         parameters = self._facts.of_kind("parameter").to_dict()
         owned = {n: f for n, f in parameters.items() if n not in self._owner_of}
@@ -264,7 +264,7 @@ class Phase:
         self._build_gradient_reduction()
 
     def _borrow_variables(self, owner: Phase) -> None:
-        """Share the variables, gradients, FP8 state and optimizer of another phase."""
+        """Use another phase's variables, gradients, FP8 state and optimizer instead of own ones."""
         assert self.names == owner.names, "phases that share weights have the same variables"
         self.variables, self.fp8, self.optimizer = owner.variables, owner.fp8, owner.optimizer
         self._borrowers = owner._borrowers
@@ -273,7 +273,7 @@ class Phase:
         self._build_gradient_reduction()
 
     def _build_update_graph(self) -> None:
-        """Build a layer's optimizer update graph, compiled once for all places that run it."""
+        """Build one layer's update graph, compiled once although several loops run it."""
 
         def update(row: popxl.Tensor, norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
             assert self.variables is not None
@@ -316,13 +316,13 @@ class Phase:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trainable})
 
     def _variables_containing(self, name: str) -> PhaseVariables:
-        """The set of variables, owned or shared with another phase, that contains `name`."""
+        """Remote buffers of the phase (this or another one) that owns the variable `name`."""
         phase = self._owner_of.get(name, self)
         assert phase.variables is not None
         return phase.variables
 
     def init_variables(self, with_gradients: bool = False) -> list[addons.NamedTensors]:
-        """Create the variables and optimizer state of each layer, filled with zeros.
+        """Create host-accessible variables and optimizer state of each layer, filled with zeros.
 
         Args:
             with_gradients: True to create variables through which the host reads the gradients.
@@ -359,12 +359,12 @@ class Phase:
         return popxl.plan.part(f"{self.name}/{direction}")
 
     def _load_code(self, graph: popxl.Graph) -> None:
-        """Load a graph's code onto the device if `execution.code_load` says so."""
+        """Load a graph's executable code onto the device where `execution.code_load` says so."""
         if self._settings.config.execution.code_load:
             ops.remote_code_load(graph, "executable")
 
     def _load_full(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """Load full variables and FP8 scales of layer `row`, for the first use in a pass.
+        """Load full variables and FP8 scales of layer `row`, at the first use in a pass.
 
         A pending update runs first, and its results are not loaded again. The first of several
         passes stores the gathered variables for the others.
@@ -382,7 +382,7 @@ class Phase:
         return addons.NamedTensors.from_dict({**owned, **self._load_shared_variables(), **scales})
 
     def _reload_full(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Load again the tensors that `_load_full` loaded in the same pass."""
+        """Load again, in the same pass, the tensors that `_load_full` loaded for layer `row`."""
         owned = self._reload_variables(self.variables, row) if self.variables else {}
         scales = self.fp8.adapt_scales(self.fp8.load_scales(row)) if self.fp8 else {}
         return addons.NamedTensors.from_dict({**owned, **self._load_shared_variables(), **scales})
@@ -392,7 +392,7 @@ class Phase:
         return self._reload_full(row)
 
     def _load_shared_variables(self) -> dict[str, popxl.Tensor]:
-        """Load full variables shared with other phases, which ran before this one."""
+        """Load full variables that other phases own, which ran before this one."""
         first, shared = popxl.constant(0, popxl.int32), dict[str, popxl.Tensor]()
         for owner in dict.fromkeys(self._owner_of.values()):
             assert owner.variables is not None
@@ -403,13 +403,13 @@ class Phase:
     def _reload_variables(
         self, variables: PhaseVariables, row: popxl.Tensor
     ) -> dict[str, popxl.Tensor]:
-        """Load full variables; if a step has several passes, the copies stored by the first."""
+        """Load full variables; with several passes per step, the full copies of the first."""
         several = self._settings.num_passes > 1
         full = variables.load_gathered(row) if several else variables.load_full(row)
         return variables.dequantize(full).to_dict()
 
     def _seed_args(self, row: popxl.Tensor, step: StepInputs) -> list[popxl.Tensor]:
-        """Seed arguments of layer `row`, equal in the forward and the backward pass.
+        """Arguments for layer `row`'s random seed, the same in the forward and the backward pass.
 
         They are the layer's seed, uint32 (2,), after the index of the pass's first micro-batch if
         the step has several passes.
@@ -433,7 +433,7 @@ class Phase:
         return self.num_layers == 1 and self._owner_of[name]._borrowers[name] == [self]
 
     def zero_shared_grads(self) -> None:
-        """Zero the gradients to which other phases that share the variables add."""
+        """Zero the gradients of shared variables, to which several phases add."""
         for name, borrowers in sorted(self._borrowers.items()):
             if borrowers[0]._overwrites_grad(name):
                 continue
@@ -442,7 +442,7 @@ class Phase:
             ops.remote_store(buffer, 0, zero)
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
-        """Run layer `row` on all micro-batches of a pass, after its pending update, if any."""
+        """Run layer `row` forward on a pass's micro-batches, after its deferred update, if any."""
         with self.label_in_plan("forward"):
             self._load_code(self.fwd.graph)
             self.fwd.bind(self._load_full(row, step)).call(row, *self._seed_args(row, step))
@@ -481,7 +481,7 @@ class Phase:
 
     @cached_property
     def _gradient_sums(self) -> GradientSums:
-        """Create, once all phases exist, the buffers of accumulators between passes.
+        """Remote buffers of this phase's gradient accumulators, created when all phases exist.
 
         A gradient that is not sharded, and to which no other phase adds, uses its own buffer.
         """
@@ -534,7 +534,7 @@ class Phase:
 
 
 def _outputs_by_grad_input(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:
-    """Map each gradient input of a gradient graph to the forward output it is the gradient of."""
+    """Map each gradient that a gradient graph takes to the forward graph's output it belongs to."""
     expected = grad.grad_graph_info.expected_inputs
     fwd_grad = popxl.transforms.ExpectedConnectionType.FwdGrad
     pairs = zip(grad.graph.inputs, expected, strict=False)
@@ -544,7 +544,7 @@ def _outputs_by_grad_input(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor
 def _forward_residuals(
     forward: addons.GraphWithNamedArgs, grad: addons.GraphWithNamedArgs
 ) -> list[popxl.Tensor]:
-    """Tensors from inside the forward graph that the gradient graph takes as inputs."""
+    """Residuals: intermediate tensors of the forward graph that the gradient graph reads."""
     inputs = set(forward.graph.inputs)
     expected = grad.grad_graph_info.expected_inputs
     fwd = popxl.transforms.ExpectedConnectionType.Fwd

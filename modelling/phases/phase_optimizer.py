@@ -23,7 +23,7 @@ _SCALAR = popxl.TensorSpec((), popxl.float32)
 
 @dataclass(frozen=True)
 class PhaseOptimizer:
-    """Optimizer state of a phase, and the graphs that update its variables.
+    """Optimizer state of a phase in remote buffers, and the graphs that update its variables.
 
     Attributes:
         facts: factories of the state, by variable.
@@ -62,7 +62,7 @@ class PhaseOptimizer:
     def update(
         self, variables: PhaseVariables, row: popxl.Tensor, update_inputs: UpdateInputs
     ) -> dict[str, popxl.Tensor]:
-        """Run one optimizer step on layer `row`'s variables, unless the norm is not finite.
+        """Run one optimizer step on layer `row`, unless the global gradient norm is not finite.
 
         A skipped step changes no bit of variables and state, including the step counter of Adam's
         bias correction. Variables are updated one after the other, so the device holds the state
@@ -97,7 +97,7 @@ class PhaseOptimizer:
 def _select_tensors(
     condition: popxl.Tensor, new: dict[str, popxl.Tensor], old: dict[str, popxl.Tensor]
 ) -> dict[str, popxl.Tensor]:
-    """Select `new` where the condition holds, otherwise `old`.
+    """Select `new` tensors where the condition holds, otherwise `old` ones.
 
     A selection, unlike a branch, is fused into the update's loop over elements.
     """
@@ -143,7 +143,7 @@ def _build_update_graph(
 def weighted_sum_of_squares(
     grads: dict[str, popxl.Tensor], variables: PhaseVariables, scaling: float
 ) -> popxl.Tensor:
-    """This replica's share of the sum of squares of unscaled gradients, float32 scalar."""
+    """This replica's term of the sum of squares of all gradients, unscaled: float32 scalar."""
     total: popxl.Tensor = popxl.constant(0.0, popxl.float32)
     for name, grad in grads.items():
         sum_squares = ops.sumsquare(grad / scaling)

@@ -20,7 +20,7 @@ def _no_op() -> None:
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """Consecutive layers of one phase, with their streamed experts, if any.
+    """Consecutive layers of one phase, run as one loop, with their streamed experts, if any.
 
     Attributes:
         rows: indices of the layers in the phase.
@@ -35,7 +35,7 @@ class PhaseRun:
 
     @property
     def phases(self) -> list[Phase]:
-        """The layers' phase, then, if experts are streamed, the experts' phase."""
+        """The phase of the layers, then, if their experts are streamed, the experts' phase."""
         return [self.phase] if self.experts is None else [self.phase, self.experts.phase]
 
 
@@ -56,18 +56,18 @@ class PhasePlan:
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """All phases, each once, ordered by first layer."""
+        """All phases of the model, each once, in the order of their first layers."""
         return list(dict.fromkeys(phase for phase_run in self.order for phase in phase_run.phases))
 
     @property
     def head(self) -> LossPhase:
-        """The phase that computes the loss."""
+        """The phase that ends the forward pass and computes the loss."""
         head = self.order[-1].phase
         assert isinstance(head, LossPhase)
         return head
 
     def forward(self, step: StepInputs) -> None:
-        """Run all phases forward; in training all but the loss phase."""
+        """Run the forward pass through all phases; in training all but the loss phase."""
         self.zero_activations()
         for phase_run in self.order:
 
@@ -82,7 +82,7 @@ class PhasePlan:
             _loop_over_rows(phase_run, phase_run.rows, forward_layer, (), step)
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
-        """Run all phases backward, starting with the loss phase.
+        """Run the backward pass through all phases, the loss phase first.
 
         Returns:
             This replica's share of the sum of squares of all gradients, float32 scalar; zero

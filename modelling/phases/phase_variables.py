@@ -21,7 +21,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 @dataclass(frozen=True)
 class PhaseVariables:
-    """Variables that a phase owns: remote buffers and the graphs that load and gather them.
+    """Variables of a phase in remote buffers, with the graphs that load and all-gather them.
 
     Attributes:
         facts: factories of the stored tensors: variables, or the fields of quantized ones.
@@ -86,7 +86,7 @@ class PhaseVariables:
         )
 
     def select_stored(self, names: Sequence[str]) -> PhaseVariables:
-        """Returns the given stored tensors only; `self` if these are all."""
+        """Returns these variables with the named stored tensors only; `self` if these are all."""
         if list(names) == self.names:
             return self
         facts, buffers = self.facts.filter_keys(names), self.buffers.filter_keys(names)
@@ -95,7 +95,7 @@ class PhaseVariables:
         return replace(subset, names=loaded, load_graph=load, gather_graph=gather)
 
     def select_variables(self, names: Sequence[str]) -> PhaseVariables:
-        """Returns the given variables only, with all fields of quantized ones."""
+        """Returns these variables with the named ones only, and all fields of quantized ones."""
         return self.select_stored(
             [n for n in self.names if _variable_name(n, self.quantized) in names]
         )
@@ -122,12 +122,12 @@ class PhaseVariables:
     def load_full(
         self, row: popxl.Tensor, updated: Mapping[str, popxl.Tensor] | None = None
     ) -> addons.NamedTensors:
-        """Load and all-gather layer `row`'s stored tensors; `updated` as for `load_shards`."""
+        """Load and all-gather the stored tensors of layer `row`; `updated` as for `load_shards`."""
         shards = self.load_shards(row, updated)
         return addons.NamedTensors.pack(self.names, self.gather_graph.bind(shards).call())
 
     def store_gathered(self, row: popxl.Tensor, full: addons.NamedTensors) -> None:
-        """Store the gathered tensors of layer `row` for the later passes of the step."""
+        """Store layer `row`'s gathered tensors, for the other passes of the same optimizer step."""
         for name, buffer in self._gathered_buffers().items():
             ops.remote_store(buffer, row, full.get(name))
 
@@ -143,7 +143,7 @@ class PhaseVariables:
         return dequantize_variables(full, self.quantized, self.quant) if self.quant else full
 
     def _gathered_buffers(self) -> dict[str, popxl.RemoteBuffer]:
-        """Buffers for gathered copies of sharded variables, created on first use."""
+        """Remote buffers for gathered copies of sharded variables, created on first use."""
         for name, buffer in self.buffers.to_dict().items():
             if buffer.meta_shape and name not in self._full_buffers:
                 shape = self.facts.get(name).shape_on_replica
@@ -153,7 +153,7 @@ class PhaseVariables:
         return {n: self._full_buffers[n] for n in self.names if n in self._full_buffers}
 
     def sum_squares_weight(self, name: str) -> float:
-        """Weight of a replica's squared gradient elements in the sum over all replicas.
+        """Weight of a replica's squares in a sum over all replicas, as several hold equal elements.
 
         It is below 1 where several replicas hold the same elements.
         """
@@ -183,13 +183,13 @@ class PhaseVariables:
 
 
 def _variable_name(stored_name: str, quantized: Mapping[str, DequantSpec]) -> str:
-    """Name of the variable that a stored tensor (such as quantized codes) belongs to."""
+    """Name of the variable that a stored tensor (such as its quantized codes) represents."""
     variable, _, _ = stored_name.rpartition(".")
     return variable if variable in quantized else stored_name
 
 
 def label_buffers(buffers: NamedRemoteBuffers, kind: str) -> None:
-    """Label buffers with the kind of their contents, for plans and disk offload."""
+    """Label remote buffers with the kind of state in them, for plans and disk offload."""
     for buffer in buffers.to_dict().values():
         buffer.kind = kind
 

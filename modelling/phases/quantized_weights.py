@@ -20,7 +20,7 @@ from popxl_addons.variable_factory import NamedVariableFactories, VariableFactor
 
 
 class DequantSpec(NamedTuple):
-    """How to dequantize a variable: its dtype and its axis of input features.
+    """The dtype and the input axis with which a stored weight is dequantized.
 
     Attributes:
         dtype: data type of the dequantized variable.
@@ -34,7 +34,7 @@ class DequantSpec(NamedTuple):
 def quantize_factories(
     facts: NamedVariableFactories, phase: str, settings: PhaseSettings
 ) -> tuple[NamedVariableFactories, dict[str, DequantSpec]]:
-    """Factories of the tensors that a phase stores: quantized fields replace variables.
+    """Factories of what a phase stores: codes and scales in place of each quantized variable.
 
     Returns:
         Factories, of which a quantized variable has three (`QUANT_FIELDS`), and the quantized

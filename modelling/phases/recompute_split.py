@@ -10,7 +10,7 @@ from modelling.phases.phase_plan import PhaseRun
 
 
 def split_by_remat(phase: Phase) -> list[PhaseRun]:
-    """Split a phase into runs of recomputed and of saved layers, in layer order.
+    """Split a phase's layers into a run that recomputes, then a run that saves activations.
 
     The last layers save their activations, because these wait the shortest time for the backward
     pass.
@@ -25,7 +25,7 @@ def split_by_remat(phase: Phase) -> list[PhaseRun]:
 
 
 def slice_runs(runs: Sequence[PhaseRun], rows: range) -> list[PhaseRun]:
-    """Restrict runs to the layers in `rows`; runs without such layers are dropped."""
+    """Restrict runs of layers to the indices in `rows`; runs that become empty are dropped."""
     sliced = [
         replace(run, rows=range(max(run.rows.start, rows.start), min(run.rows.stop, rows.stop)))
         for run in runs

@@ -1,4 +1,4 @@
-"""Settings of a program that all its phases share."""
+"""Settings of a training, evaluation or generation program that all its phases share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = "*"
 
 @dataclass(frozen=True)
 class PhaseSettings:
-    """Settings of a run from which the graphs of all phases are built.
+    """Settings of a run that decide how the graphs of all its phases are built.
 
     Attributes:
         config: the run's configuration.
@@ -43,12 +43,12 @@ class PhaseSettings:
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches per optimizer step on one replica."""
+        """Micro-batches that one replica processes in an optimizer step."""
         return self.config.gradient_accumulation
 
     @property
     def micro_batches_per_pass(self) -> int:
-        """Micro-batches per replica in one pass through all layers."""
+        """Micro-batches that one replica processes in one pass through all layers."""
         if not self.is_training:
             return self.num_micro_batches
         count = self.config.execution.micro_batches_per_pass
@@ -60,7 +60,7 @@ class PhaseSettings:
         return self.num_micro_batches // self.micro_batches_per_pass
 
     def num_saved_layers(self, phase: str, num_layers: int) -> int:
-        """Number of a phase's layers that save activations instead of recomputing them."""
+        """Number of the phase's layers that save activations; the others recompute them."""
         mode = self.config.execution.activations
         if mode == "auto":
             fraction = self.saved_fractions.get(phase, self.saved_fractions.get(ALL, 0.0))
@@ -94,20 +94,20 @@ class PhaseSettings:
 
     @property
     def activation_shards(self) -> popxl.ReplicaGrouping | None:
-        """Replicas over which activation buffers are sharded; None: not sharded."""
+        """Replicas over which activations in remote buffers are sharded; None: not sharded."""
         sharded = self.config.execution.shards_activations and self.groups.tensor_parallel > 1
         return self.groups.tp if sharded else None
 
     @property
     def seed_spec(self) -> popxl.TensorSpec | None:
-        """Spec of a phase's seed; None if the model draws no random numbers."""
+        """Spec of a phase's random seed; None if the model draws no random numbers."""
         model, adapter = self.config.model, self.config.adapter
         drops = model.has_dropout or (adapter.rank > 0 and adapter.dropout > 0)
         random = drops and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
     def layers_per_phase(self, phase: str, num_layers: int) -> dict[str, int]:
-        """Numbers of layers of the phases that one stack's layers are split into.
+        """Number of layers in each of the phases into which a stack's layers are split.
 
         Layers with different trainable weights are in different phases; see
         `WeightMap.phase_splits`.
@@ -120,18 +120,18 @@ class PhaseSettings:
         }
 
     def is_phase_trainable(self, phase: str) -> bool:
-        """True if the phase owns any trainable variable."""
+        """True if training changes any variable that the phase owns."""
         if self.weight_map is None or not self.is_training:
             return self.is_training
         layer = self.weight_map.phases[phase][0]
         return any(mapping.is_updated for mapping in self.weight_map.layers[layer])
 
     def is_variable_trainable(self, phase: str, variable: str) -> bool:
-        """True if a variable of a phase's layers is trainable."""
+        """True if training changes the named variable of a phase's layers."""
         return self.weight_map is None or self.weight_mapping(phase, variable).is_updated
 
     def weight_mapping(self, phase: str, variable: str) -> WeightMapping:
-        """Weight mapping of a variable of a phase's layers."""
+        """Weight mapping (Hugging Face tensors) of the named variable of a phase's layers."""
         assert self.weight_map is not None, "this needs the weight map"
         layer = self.weight_map.phases[phase][0]
         for mapping in self.weight_map.layers[layer]:
@@ -140,7 +140,7 @@ class PhaseSettings:
         raise WeightsError(format_missing_mapping(layer, variable))
 
     def quant_config(self, phase: str, variable: str) -> QuantConfig | None:
-        """Quantization of a variable, which is dequantized on load; None: not quantized."""
+        """Quantization of a variable that is stored quantized; None: stored as it is."""
         if not self.is_training or self.weight_map is None:
             return None
         return (

@@ -1,4 +1,4 @@
-"""Inputs of an optimizer step that all phases share, as arguments of layer loops."""
+"""Inputs that all phases of an optimizer step get, as arguments of the loops over layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UpdateInputs:
 
     @property
     def tensors(self) -> list[popxl.Tensor]:
-        """The two tensors as graph arguments."""
+        """Global gradient norm and learning rate, in the order of graph arguments."""
         return [self.norm, self.lr]
 
 
@@ -50,12 +50,12 @@ class StepInputs:
 
     @property
     def tensors(self) -> list[popxl.Tensor]:
-        """The tensors as graph arguments."""
+        """This pass's input tensors, in the order of graph arguments."""
         tensors = [t for t in (self.seed, self.first_micro_batch) if t is not None]
         return tensors if self.update is None else [*tensors, *self.update.tensors]
 
     def with_tensors(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
-        """The same inputs inside another graph, with `tensors` as its inputs."""
+        """Returns these inputs inside another graph, whose inputs are `tensors`."""
         remaining = list(tensors)
         seed = None if self.seed is None else remaining.pop(0)
         first = None if self.first_micro_batch is None else remaining.pop(0)

@@ -13,7 +13,7 @@ from modelling.phases.step_inputs import StepInputs
 
 @dataclass(frozen=True)
 class StreamedExperts:
-    """The experts of a phase's layers, run one group at a time.
+    """The streamed experts of a phase's layers: each group of experts is loaded and run in turn.
 
     Attributes:
         phase: phase with one row per group; the groups of a layer are consecutive rows.

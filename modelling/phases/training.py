@@ -21,7 +21,7 @@ from popxl import ops
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """A training program: Ir, streams and variables.
+    """A training program: its Ir, host streams and variables.
 
     Attributes:
         inputs: streams of the batch by name, each with `ir.num_host_transfers` transfers per run.
@@ -112,7 +112,7 @@ def build_training_program(
 
 
 def _phases_by_type(phase_plan: PhasePlan) -> dict[str, list[str]]:
-    """Names of the phases with a backward pass, except the loss phase, by layer type."""
+    """Names of phases with a backward pass, without the loss phase, by type of their layers."""
     names: dict[str, list[str]] = defaultdict(list)
     for phase in phase_plan.phases:
         if phase is not phase_plan.head and phase.bwd is not None:
@@ -121,7 +121,7 @@ def _phases_by_type(phase_plan: PhasePlan) -> dict[str, list[str]]:
 
 
 def defers_update(config: RunConfig) -> bool:
-    """True if optimizer updates run in the next step's forward pass.
+    """True if the optimizer update of a step runs in the next step's forward pass.
 
     "auto": if that hides transfers.
 
@@ -136,7 +136,7 @@ def defers_update(config: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """The streams of an optimizer step, and methods that add its stages to the current graph."""
+    """Host streams of an optimizer step, and methods that add its stages to the current graph."""
 
     phase_plan: PhasePlan
     settings: PhaseSettings
@@ -163,13 +163,13 @@ class TrainingStep:
         return UpdateInputs(norm, ops.host_load(self.lr))
 
     def _run_pass(self, step: StepInputs) -> popxl.Tensor:
-        """Run one pass of micro-batches through all layers; returns as `PhasePlan.backward`."""
+        """Run one pass over all layers, forward and backward; returns as `PhasePlan.backward`."""
         self.phase_plan.inputs.load_from_host()
         self.phase_plan.forward(step)
         return self.phase_plan.backward(step)
 
     def _run_passes(self, step: StepInputs) -> popxl.Tensor:
-        """Run all passes of a step; returns as `PhasePlan.backward`.
+        """Run all forward and backward passes of a step; returns as `PhasePlan.backward`.
 
         The first pass runs the pending update, the last completes the gradients, and those between
         them are a loop of the program.
@@ -201,7 +201,7 @@ class TrainingStep:
 
 
 def _run_deferred_updates(step: TrainingStep, iterations: int) -> popxl.HostToDeviceStream:
-    """Run optimizer steps whose updates run in the next step's forward pass.
+    """Run optimizer steps, each with the previous step's update in its forward pass.
 
     The inputs of the last update wait in variables for the next run. Before the first step the norm
     among them is NaN, as after a skipped step, so that update changes nothing.

@@ -65,7 +65,7 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
 
 
 def _head_settings(model: T5Model) -> dict[str, bool]:
-    """Returns config.json's settings of the head.
+    """Returns the settings that describe the LM head in a T5 config.json.
 
     transformers scales the output of a umt5's decoder if `tie_word_embeddings` is true.
     """

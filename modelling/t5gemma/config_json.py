@@ -70,7 +70,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
 
 
 def _stack_fields(hf: Any) -> dict[str, Any]:
-    """Returns a stack's fields from transformers' configuration of it."""
+    """Returns the fields of one stack (encoder or decoder) from its transformers configuration."""
     fields = {name: getattr(hf, name) for name in SHARED}
     if fields["sliding_window"] is None:
         fields["sliding_window"] = GemmaStack.sliding_window  # all attention is full
@@ -124,7 +124,7 @@ def to_config_json(config: T5GemmaConfig) -> dict[str, Any]:
 
 
 def _hf_stack(stack: GemmaStack) -> dict[str, Any]:
-    """Returns a stack's settings for config.json, RoPE's in the old and the new form."""
+    """Returns config.json's section of one stack, with RoPE settings in the old and new form."""
     rope = stack.rope_parameters
     return {
         **{name: getattr(stack, name) for name in SHARED},

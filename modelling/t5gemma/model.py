@@ -98,7 +98,7 @@ class T5GemmaCrossAttention(CrossAttention):
 def attention_spec(
     stack: GemmaStack, causal: bool = False, window: int | tuple[int, int] | None = None
 ) -> AttentionSpec:
-    """Returns how a stack computes attention scores."""
+    """Returns scale, soft cap, mask and window of a stack's attention scores."""
     scale, softcap = stack.query_pre_attn_scalar**-0.5, stack.attn_logit_softcapping
     return AttentionSpec(scale, softcap, causal, window)
 

@@ -1,4 +1,4 @@
-"""The two-way map between a program's variables and Hugging Face's tensors.
+"""The map, in both directions, between a program's variables and Hugging Face's tensors.
 
 `mapping` describes how one variable is made of weights; `weight_map` has the mappings of a model;
 `variables` locates weights in a program's variables; `hf_tensor_names` and `mxfp4` read Hugging

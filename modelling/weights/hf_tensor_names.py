@@ -23,7 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FusedWeights:
-    """Weights that files store as one tensor, such as fused projections or stacked experts.
+    """Logical weights that files store as one tensor, such as fused projections.
 
     Attributes:
         groups: names of the weights of each matrix, concatenated along their first axis; vectors
@@ -49,7 +49,7 @@ class FusedWeights:
 
     @property
     def weight_names(self) -> list[str]:
-        """Names of all the weights that are fused."""
+        """Names of the logical weights that make up the fused tensor, in order."""
         return list(chain(*self.groups))
 
     def fused_shape(self, weight_shapes: Shapes) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class FusedWeights:
     def split_fused(
         self, read_fused: Callable[[], np.ndarray], shapes: Shapes
     ) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-        """Yield each weight's name with a function that reads it out of the fused tensor."""
+        """Yield each logical weight's name with a function that reads it from the fused tensor."""
         for group, names in enumerate(self.groups):
             ends = accumulate((shapes[name][0] for name in names), initial=0)
             for index, (name, rows) in enumerate(zip(names, pairwise(ends), strict=True)):
@@ -74,7 +74,7 @@ class FusedWeights:
     def _read_rows(
         self, read_fused: Callable[[], np.ndarray], group: int, rows: slice
     ) -> np.ndarray:
-        """Read some rows of one matrix of the fused tensor."""
+        """Read a range of rows of one of the fused tensor's matrices."""
         tensor = read_fused()
         if self.stack_axis is not None:
             tensor = (
@@ -83,7 +83,7 @@ class FusedWeights:
         return (tensor.T if self.transposed else tensor)[rows]
 
     def fuse_weights(self, weights: Arrays) -> np.ndarray:
-        """Fuse weights into the tensor that files store."""
+        """Fuse logical weights into the tensor that files store."""
         matrices = [
             self._concatenate_matrix([weights[name] for name in names]) for names in self.groups
         ]
@@ -126,7 +126,7 @@ class HfTensorNames:
         )
 
     def subset(self, names: Collection[str]) -> HfTensorNames:
-        """Returns the file names of the given weights only."""
+        """Returns the conversion for the named logical weights only."""
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
         fused = {
             n: x for n, x in self.fused.items() if all(name in names for name in x.weight_names)
@@ -203,7 +203,7 @@ class HfTensorNames:
         return tensors[name].T if name in self.transposed else tensors[name]
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
-        """Tensor names of a file, with fused tensors replaced by the names of their weights."""
+        """Names of a file's tensors, each fused tensor replaced by its logical weights' names."""
         weights = (
             [name] if name not in self.fused else self.fused[name].weight_names for name in names
         )

@@ -72,13 +72,13 @@ def add_adapters(weight_map: WeightMap, adapter_config: Adapter, targets: str) -
 
 
 def module_name(weight_name: str) -> str:
-    """Name of the module that a weight or bias belongs to: its name without the last part."""
+    """Name of the module that has the named weight or bias: all but the last name component."""
     return weight_name.rpartition(".")[0]
 
 
 # ---- for adapter_config.json --------------------------------------------------------------------
 def adapted_modules(weight_map: WeightMap) -> tuple[list[str], list[str]]:
-    """Module names in files: those with adapters, and all the others."""
+    """Names in files of the modules with adapters, and of all the other modules."""
     adapters = [a for mapping in weight_map.mappings for a in mapping.adapters if not a.parameter]
     adapted = dict.fromkeys(name for a in adapters for name in (a.module, *a.tied))
     return list(adapted), [
@@ -87,7 +87,7 @@ def adapted_modules(weight_map: WeightMap) -> tuple[list[str], list[str]]:
 
 
 def tied_modules(weight_map: WeightMap) -> list[list[str]]:
-    """Groups of tied modules, each of which shares one adapter."""
+    """Groups of tied modules (embedding and head); the modules of a group share one adapter."""
     return [
         [a.module, *a.tied] for mapping in weight_map.mappings for a in mapping.adapters if a.tied
     ]
@@ -109,7 +109,7 @@ def adapted_parameters(weight_map: WeightMap) -> list[str]:
 
 
 def add_tied_copies(weight_map: WeightMap, tensors: Arrays) -> Arrays:
-    """Add copies of the adapter's tensors for tied modules: PEFT has one for each module."""
+    """Add copies of the tensors of adapters on tied modules, as PEFT stores one per module."""
     tied = {alias: name for alias, name in weight_map.hf_names.aliases.items() if name in tensors}
     transposed = weight_map.hf_names.transposed
     copies = ArraysView(tensors, renamed=tied, transform=lambda a, t: t.T if a in transposed else t)
@@ -161,13 +161,13 @@ def unties_head(
 
 
 def _module_names(weight_map: WeightMap) -> list[str]:
-    """Names in files of the modules of all weights, without duplicates."""
+    """Names in files of the modules that any of the weights belong to, without duplicates."""
     modules = _make_hf_module_lookup(weight_map)
     return list(dict.fromkeys(name for weight in weight_map.weights for name in modules(weight)))
 
 
 def _make_hf_module_lookup(weight_map: WeightMap) -> Callable[[Weight], list[str]]:
-    """Returns a function: weight -> its module's name in files, then those of tied modules."""
+    """Returns a function: weight -> name of its module in files, then names of tied modules."""
     tensors = weight_map.hf_names.fused.items()
     fused = {
         weight: name for name, x in tensors if x.stack_axis is None for weight in x.weight_names
@@ -182,7 +182,7 @@ def _make_hf_module_lookup(weight_map: WeightMap) -> Callable[[Weight], list[str
 
 # ---- mappings -----------------------------------------------------------------------------------
 class _AdapterMapper:
-    """Creates the weight mappings of a model's adapters.
+    """Creates the weight mappings of LoRA adapters for a model's weight mappings.
 
     An adapter belongs to a linear layer in files: a mapping can have several, or a slice of one.
     Adapters of experts belong to the parameters that stack the experts' layers.
@@ -347,7 +347,7 @@ class _AdapterMapper:
         suffix: str,
         weights: Sequence[Weight],
     ) -> WeightMapping:
-        """Mapping of an adapter tensor with a part per weight; files fuse it like the weights."""
+        """Mapping of an adapter tensor of several weights, which files fuse like the weights."""
         names, fused = [w.name for w in weights], f"{adapter.module}.{suffix}"
         if names != [fused] and not adapter.parameter:
             self._fused[fused] += names
@@ -450,7 +450,7 @@ def _check_names_match(
 
 
 def _last_name_components(modules: Iterable[str]) -> list[str]:
-    """Last components of dotted module names, without duplicates."""
+    """Last components of dotted module names (`q_proj` of `a.b.q_proj`), without duplicates."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))
 
 
@@ -562,7 +562,7 @@ def merge_adapters(
 
 
 def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
-    """Initial adapter weights; with them the model's output equals the base model's.
+    """Initial adapter weights, with which the model computes the base model's output.
 
     DoRA magnitudes are the norms of the base weights.
     """
@@ -581,7 +581,7 @@ def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
 
 
 def _adapted_weights(weight_map: WeightMap) -> list[tuple[str, LoraSpec]]:
-    """Names of the weights with adapters, each with its adapter."""
+    """Name and adapter of each logical weight that has an adapter."""
     return [
         (name, a) for mapping in weight_map.mappings for a in mapping.adapters for name in a.weights
     ]
@@ -607,6 +607,6 @@ def _weight_row_norms(base: Arrays, name: str) -> np.ndarray:
 
 
 def _initial_token_rows(base: Arrays, name: str, tokens: TrainableTokens) -> np.ndarray:
-    """Initial values of trainable tokens, float32 (tokens, hidden)."""
+    """Initial values of trainable token rows, from the base model: float32 (tokens, hidden)."""
     rows: np.ndarray = base[name][list(tokens.rows)].astype(np.float32)
     return rows

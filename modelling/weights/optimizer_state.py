@@ -39,7 +39,7 @@ class FileTensorSpec(Protocol):
 
 @dataclass(frozen=True)
 class OptimizerStateSpec:
-    """Specification of one tensor of optimizer state: its slot and its weight.
+    """Specification of one optimizer state tensor: state slot (such as a moment) and its weight.
 
     Attributes:
         weight: name of the logical weight.
@@ -67,7 +67,7 @@ class OptimizerStateSpec:
 def optimizer_state_specs(
     config: RunConfig, weight_map: WeightMap
 ) -> dict[str, OptimizerStateSpec]:
-    """Specs of all optimizer state but step counters, by name in checkpoints."""
+    """Specs of a program's optimizer state, except step counters, by name in checkpoints."""
     state_specs = {}
     for mapping in (mapping for mapping in weight_map.mappings if mapping.is_updated):
         for weight in mapping.weights:
@@ -117,7 +117,7 @@ def convert_optimizer_state(
 
 
 def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
-    """Read a weight in float32: its master weight, or the weight joined with its residual."""
+    """Read a weight in float32: its master weight, or 16-bit weight plus rounding residual."""
     if _state_tensor_name(MASTER_WEIGHT.name, name) in tensors:
         return tensors[_state_tensor_name(MASTER_WEIGHT.name, name)]
     rounded = tensors[name]
@@ -193,7 +193,7 @@ def _quantize_moment(
 
 
 def _make_quant_blocks(values: np.ndarray, axis: int) -> state_8bit.QuantBlocks:
-    """Quantization blocks of an unsharded tensor along an axis."""
+    """Quantization blocks along an axis of a full (unsharded) optimizer moment."""
     blocks = state_8bit.QuantBlocks.along_axis(axis, values.shape)
     assert blocks is not None, "a full tensor splits no block"
     return blocks

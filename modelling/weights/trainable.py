@@ -46,7 +46,7 @@ def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
 
 
 def _weights_by_name(weight_map: WeightMap) -> dict[str, list[str]]:
-    """Map each name that users can give to the names of the weights that it means."""
+    """Map each name that users can give (weight, module or layer) to the weights it means."""
     names = {w.name: [w.name] for w in weight_map.weights}
     names |= {alias: [name] for alias, name in weight_map.hf_names.aliases.items()}
     names |= {name: fused.weight_names for name, fused in weight_map.hf_names.fused.items()}

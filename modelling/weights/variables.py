@@ -23,7 +23,7 @@ LocalShards = tuple[VariableShard, ...]
 
 
 class VariableSource(NamedTuple):
-    """A variable and the mapping of the logical tensors that make it up."""
+    """A variable of a program, with the mapping of the logical tensors that it consists of."""
 
     mapping: WeightMapping
     variable: Any
@@ -44,7 +44,7 @@ class VariableSource(NamedTuple):
         return [self.prefix + weight.name for weight in self.mapping.weights]
 
     def shardings(self, shards: LocalShards) -> tuple[WeightSharding, ...]:
-        """Sharding of each logical tensor of a variable that is stored in `shards`."""
+        """Sharding of each logical tensor in the variable, which is stored in `shards` shards."""
         mapping, shape = self.mapping, self.variable.shape
         if self.is_shared:
             return weight_shardings(VariableLayout((shape,), shape), shards) * len(mapping.weights)
@@ -53,7 +53,7 @@ class VariableSource(NamedTuple):
 
 @dataclass(frozen=True)
 class VariableLayout:
-    """Positions of the weights' elements in a variable; further fields as in `WeightMapping`.
+    """Positions of logical weights' elements in a variable, which may concatenate several.
 
     Attributes:
         shapes: shapes of the weights.
@@ -100,7 +100,7 @@ class VariableLayout:
             high = low + box[axis]
 
             def elements_before(element: int, low: int = low, high: int = high) -> int:
-                """Number of the weight's elements before an element of the variable."""
+                """Count of the weight's elements that come before an element of the variable."""
                 rows, rest = divmod(element, length * inner)
                 inside = rest % inner if low <= rest // inner < high else 0
                 columns = rows * (high - low) + min(max(rest // inner - low, 0), high - low)
@@ -116,7 +116,7 @@ class VariableLayout:
 
 @dataclass(frozen=True)
 class WeightSlice:
-    """The elements of one weight within consecutive elements of a variable.
+    """Elements of one logical weight within a range of consecutive elements of a variable.
 
     Attributes:
         weight: index of the weight in the mapping.
@@ -144,7 +144,7 @@ class WeightSlice:
 
 
 class WeightSharding(NamedTuple):
-    """Sharding of one weight whose variable is stored in shards."""
+    """Shards of one logical weight, as the shards of its variable cut it."""
 
     layout: ShardLayout
     processes: tuple[tuple[int, ...], ...]
@@ -178,7 +178,7 @@ def weight_shardings(layout: VariableLayout, shards: LocalShards) -> tuple[Weigh
 
 
 class ShardReader(NamedTuple):
-    """Functions that list and read a process's shards of variables; see `popxl.Session`."""
+    """Functions that list and read the shards of variables on this process; see `popxl.Session`."""
 
     shards_of: Callable[[Variable], tuple[VariableShard, ...]]
     read: Callable[[Variable, VariableShard], np.ndarray]
@@ -252,7 +252,7 @@ def without_optimizer_state(tensors: Arrays) -> Arrays:
 
 
 def total_nbytes(tensors: Arrays) -> int:
-    """Total size of tensors in bytes, without reading those of a program."""
+    """Total bytes of tensors; sizes of a program's variables are known without reading them."""
     if isinstance(tensors, HfNamedTensors):
         return tensors.nbytes
     return sum(array.nbytes for array in tensors.values())

@@ -56,7 +56,7 @@ EXPERT_GROUP = "/"
 
 
 def without_expert_group(name: str) -> str:
-    """Strip the expert group from a layer name; other layer names are returned as they are."""
+    """Strip the expert group from a layer's name; a name without one is returned unchanged."""
     return name.partition(EXPERT_GROUP)[0]
 
 
@@ -186,7 +186,7 @@ class WeightMap:
         """
         for layer, tree in self._layer_trees(variables):
             mapped = {mapping.path for mapping in self.layers[layer]}
-            paths = (_path_of_mapping(name, mapped) for name in tree.fwd.keys_flat())
+            paths = (_weight_mapping_path(name, mapped) for name in tree.fwd.keys_flat())
             in_program = {path for path in paths if path is not None}
             for name in sorted(mapped ^ in_program):
                 missing = f"{layer}.{name}, of the weight map, is not in the program: {_DOCS_HINT}"
@@ -325,7 +325,7 @@ class WeightMap:
         return pairs
 
     def _layer_trees(self, variables: Variables) -> list[tuple[str, NamedTensors]]:
-        """Layers of a program with their variable trees; empty for phases that own none."""
+        """Names and variables of a program's layers; without phases that own no variables."""
         layers: list[tuple[str, NamedTensors]] = []
         for name, trees in variables.items():
             if isinstance(trees, NamedTensors):
@@ -337,7 +337,7 @@ class WeightMap:
     def _variable_sources(
         self, variables: Variables, optimizer: bool, fp8: bool = True
     ) -> list[VariableSource]:
-        """Sources of weights, optimizer state and FP8 state, ordered by remote buffer."""
+        """Variables of weights, optimizer and FP8 state with their mappings, by remote buffer."""
         pairs = self._mapping_tree_pairs(variables)
         sources = [
             VariableSource(mapping, tree.fwd.get(mapping.path), "") for mapping, tree in pairs
@@ -355,7 +355,7 @@ class WeightMap:
     def _fp8_sources(
         pairs: Sequence[tuple[WeightMapping, NamedTensors]],
     ) -> list[VariableSource]:
-        """Sources of the linear layers' FP8 state, named after their weights."""
+        """FP8 state variables of linear layers with their mappings, named after the weights."""
         sources = []
         for mapping, tree in pairs:
             layer, _, name = mapping.path.rpartition(".")
@@ -376,8 +376,8 @@ def format_missing_mapping(layer: str, variable: str) -> str:
     return f"{layer}.{variable} has no mapping in the weight map: {_DOCS_HINT}"
 
 
-def _path_of_mapping(variable_name: str, mapped_paths: Collection[str]) -> str | None:
-    """Path of the mapping of a variable or of a quantized variable's field.
+def _weight_mapping_path(variable_name: str, mapped_paths: Collection[str]) -> str | None:
+    """Weight-map path of a variable; quantized codes and scales have that of their weight.
 
     None for the state of an FP8 product, which is no weight.
     """
@@ -390,7 +390,7 @@ def _path_of_mapping(variable_name: str, mapped_paths: Collection[str]) -> str |
 def _optimizer_state_variables(
     mapping: WeightMapping, tree: NamedTensors
 ) -> Mapping[str, Variable]:
-    """Optimizer state variables of a variable by slot; empty if the program has none."""
+    """A variable's optimizer state by slot (such as a moment); empty without an optimizer."""
     has_state = mapping.is_updated and "optim" in tree
     return tree.optim.get(mapping.path).to_dict() if has_state else {}
 
@@ -398,7 +398,7 @@ def _optimizer_state_variables(
 def _optimizer_state_source(
     mapping: WeightMapping, slot_name: str, variable: Variable
 ) -> VariableSource:
-    """Source of an optimizer state tensor, with the slot name for the untransposed weight."""
+    """Optimizer state variable with its mapping; a slot of rows or columns fits the HF weight."""
     slot = STATE_SLOTS[slot_name]
     state_mapping = mapping
     if slot.per == "block":
@@ -413,7 +413,7 @@ def _optimizer_state_source(
 def _master_weight_sources(
     pairs: Sequence[tuple[WeightMapping, NamedTensors]],
 ) -> list[VariableSource]:
-    """Sources of master weights and residuals, named after their weights."""
+    """Master weights and residuals with their mappings, named after the weights."""
     sources = []
     for mapping, tree in pairs:
         state = _optimizer_state_variables(mapping, tree)

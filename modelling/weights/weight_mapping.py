@@ -29,7 +29,7 @@ class WeightsError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Weight:
-    """A logical weight: one parameter of Hugging Face's model.
+    """A logical weight: one parameter of the Hugging Face model, whatever its storage here.
 
     Attributes:
         name: Hugging Face's name.
@@ -45,7 +45,7 @@ class Weight:
     uniform: bool = False
 
     def init_values(self, seed: int) -> np.ndarray:
-        """Initial values, float32, determined by seed and weight name."""
+        """Initial values, float32, which depend on seed and weight name only."""
         if self.std is None:
             return np.ones(self.shape, np.float32)
         if self.std == 0:
@@ -92,13 +92,13 @@ class LoraSpec:
 
     @property
     def graph_key(self) -> tuple[str, int, float, int, str]:
-        """Key that is equal for adapters whose layers can share one graph."""
+        """Key of equal adapters: layers with equal keys can share one graph."""
         return self.path, self.rank, self.scale, len(self.weights), self.owner
 
 
 @dataclass(frozen=True)
 class WeightMapping:
-    """Mapping between logical weights and one variable of a layer.
+    """How logical weights are concatenated, transposed and sharded into one variable of a layer.
 
     Attributes:
         path: path of the variable in its layer's tree.
@@ -138,7 +138,7 @@ class WeightMapping:
         return tensor_parallel // self.shard_replicas if self.is_sharded else 1
 
     def shape_on_replica(self, tensor_parallel: int) -> tuple[int, ...]:
-        """Shape of the variable on a replica."""
+        """Shape of the variable's shard on one replica."""
         first = self.weights[0].shape
         shape = list(first[::-1] if self.transpose else first)
         if self.axis is None:
@@ -217,7 +217,7 @@ class WeightMapping:
         return replace(self, weights=weights)
 
     def expert_group_mapping(self, group_index: int, num_groups: int) -> WeightMapping:
-        """Mapping of expert group number `group_index` of `num_groups` equal groups."""
+        """Mapping of the experts in group number `group_index` of `num_groups` equal groups."""
         size = len(self.weights) // num_groups
         weights = self.weights[group_index * size : (group_index + 1) * size]
         return replace(self, weights=weights, expert_matrices=self.expert_matrices // num_groups)
@@ -267,12 +267,12 @@ def is_quantizable(mapping: WeightMapping) -> bool:
 
 
 def is_trainable(mapping: WeightMapping) -> bool:
-    """True for a mapping that training changes."""
+    """True for a mapping whose weights training changes."""
     return mapping.trainable
 
 
 def is_adapter(mapping: WeightMapping) -> bool:
-    """True for a mapping of an adapter's weights."""
+    """True for a mapping of adapter weights (LoRA or DoRA)."""
     return mapping.is_adapter
 
 
