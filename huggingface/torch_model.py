@@ -58,7 +58,11 @@ def build_torch_model(
 
 
 def generate_greedily(
-    model: Any, input_ids: np.ndarray, max_new_tokens: int, mask: np.ndarray | None = None
+    model: Any,
+    input_ids: np.ndarray,
+    max_new_tokens: int,
+    mask: np.ndarray | None = None,
+    **settings: Any,
 ) -> np.ndarray:
     """Generate greedily with a PyTorch model; returns token ids.
 
@@ -67,6 +71,7 @@ def generate_greedily(
         max_new_tokens: of new tokens, at most.
         mask: same shape, 1 where there is a token; by default everywhere. A language model without
             an encoder wants its padding on the left, unlike ours.
+        settings: further arguments of transformers' `generate`.
 
     Returns:
         int [n, up to length], the new tokens; padding after a row's end token.
@@ -81,6 +86,7 @@ def generate_greedily(
             attention_mask=attention_mask,
             do_sample=False,
             max_new_tokens=max_new_tokens,
+            **settings,
         )
     # A decoder's output begins with the start token, a language model's with the prompt.
     return tokens[:, 1 if model.config.is_encoder_decoder else prompt_ids.shape[1] :].numpy()

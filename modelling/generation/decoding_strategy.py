@@ -24,7 +24,12 @@ def strategy_from_config(
         prompts: the prompts to answer, some of which have forced tokens.
     """
     strategy = _search_strategy(config, tokenizer)
-    if prompts is None or prompts.forced_tokens is None:
+    return strategy if prompts is None else with_forced_tokens(strategy, prompts)
+
+
+def with_forced_tokens(strategy: DecodingStrategy, prompts: Prompts) -> DecodingStrategy:
+    """Begin each answer with its prompt's forced token, if prompts have some."""
+    if prompts.forced_tokens is None:
         return strategy
     return ForcedFirstTokens(strategy, prompts.forced_tokens)
 

@@ -15,6 +15,7 @@ from data.samples import Prompts
 from data.tokenizer import Tokenizer
 from huggingface.torch_model import NEEDS_TORCH, build_torch_model, generate_greedily, has_torch
 from modelling.generation import GreedyStrategy
+from modelling.generation.decoding_strategy import with_forced_tokens
 from modelling.model_family import get_family
 from modelling.weights.lora import merge_adapters
 from planning.hardware.memory_check import check_lower_bound
@@ -92,7 +93,8 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
     corpus = data.read_corpus("validation").first_examples(e.micro_batch_size)
     resolved_config, prompts = data.make_eval_prompts(corpus)
     model = compile_session(
-        lambda: GenerationSession(resolved_config, GreedyStrategy()), "the program that generates"
+        lambda: GenerationSession(resolved_config, with_forced_tokens(GreedyStrategy(), prompts)),
+        "the program that generates",
     )
 
     def run_model(start: InitialState) -> np.ndarray:
@@ -128,9 +130,13 @@ def _decode_answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[GeneratedT
 def _generate_with_hf(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:
     """Generate greedily with Hugging Face's model, prompt by prompt: int32 (prompts, length)."""
     out = np.full((len(prompts), length), pad, np.int32)
-    for row, input_ids, mask in zip(out, prompts.input_ids, prompts.mask, strict=True):
-        new = generate_greedily(model, input_ids[mask == 1][None], length)[
-            0
-        ]  # a single prompt needs no padding
+    for i, (row, input_ids, mask) in enumerate(
+        zip(out, prompts.input_ids, prompts.mask, strict=True)
+    ):
+        settings: dict[str, Any] = {}
+        if prompts.forced_tokens is not None:
+            settings["forced_bos_token_id"] = int(prompts.forced_tokens[i])
+        # A single prompt needs no padding.
+        (new,) = generate_greedily(model, input_ids[mask == 1][None], length, **settings)
         row[: len(new)] = new
     return out
