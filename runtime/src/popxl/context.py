@@ -1,4 +1,4 @@
-"""Context of the program being written: stacks of current graph, name scope, IPU and op order.
+"""Stacks of the program that a thread is writing: current graph, name scope, IPU and op order.
 
 All state is one stack object per thread. The context managers of PopXL are also decorators and
 may be created (not entered) with no graph active.
@@ -27,7 +27,7 @@ InSequenceKey = tuple[str, Any]
 
 
 class Context(threading.local):
-    """Stacks of the program being written. One per thread."""
+    """Current graph, name scopes, IPU and region label of the program that a thread is writing."""
 
     def __init__(self) -> None:
         self._graphs: list[Graph] = []
@@ -63,7 +63,7 @@ class Context(threading.local):
 
     @property
     def has_no_ipu(self) -> bool:
-        """True inside `with popxl.ipu(None)`."""
+        """True inside `with popxl.ipu(None)`, where ops get no virtual device."""
         return bool(self._ipus) and self._ipus[-1] is None
 
     @property
@@ -80,7 +80,7 @@ class Context(threading.local):
 
     @property
     def part(self) -> str:
-        """Region label for plans of the ops created now; "" if there is none."""
+        """Label of the program region in which ops are created now; "" if there is none."""
         return self._parts[-1] if self._parts else ""
 
     @property
@@ -142,7 +142,7 @@ gir = get_ir
 
 
 class _StackContext(ContextDecorator):
-    """Context manager that pushes a value on a stack of the context while entered."""
+    """Context manager that pushes a value on one of the program-writing stacks while entered."""
 
     def __init__(self, stack: str, value: Any) -> None:
         self._stack, self._value = stack, value
@@ -240,7 +240,7 @@ def add_location(error: Exception, trace: TracebackType) -> None:
 
 
 def _public_name(qualname: str) -> str:
-    """Returns the public name of a function; "" if it has none."""
+    """Returns the name by which users call a library function; "" if it is private."""
     name = qualname.removesuffix(".__init__").rpartition(".")[2]
     return "" if name.startswith("_") or "<" in qualname else name
 

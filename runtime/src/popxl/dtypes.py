@@ -28,7 +28,7 @@ _BY_TORCH_NAME: dict[str, dtype] = {}
 
 
 class dtype:  # noqa: N801 - PopXL's name
-    """Element type of a tensor; use the constants of `popxl` (`popxl.float32`, ...)."""
+    """Element type of a tensor; use popxl's constants (`popxl.float32`, ...)."""
 
     _name: str
     _kind: str
@@ -43,7 +43,7 @@ class dtype:  # noqa: N801 - PopXL's name
 
     @property
     def name(self) -> str:
-        """Name of the type, such as "float32"."""
+        """Name of the element type, such as "float32"."""
         return self._name
 
     @property
@@ -106,7 +106,7 @@ class dtype:  # noqa: N801 - PopXL's name
             ) from None
 
     def as_numpy(self) -> np.dtype:
-        """Returns the numpy dtype of host data of this type."""
+        """Returns the numpy dtype in which the host holds data of this type."""
         return self._host
 
     def as_torch(self) -> Any:
@@ -119,7 +119,7 @@ class dtype:  # noqa: N801 - PopXL's name
         return torch_dtype
 
     def as_jax(self) -> np.dtype:
-        """Returns the numpy/ml_dtypes dtype of device arrays of this type."""
+        """Returns the numpy or ml_dtypes dtype of device arrays of this type."""
         return self._device
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ import builtins
 
 
 def add_error_location(error: BaseException, note: str, location: str) -> None:
-    """Adds a source location to an error: the innermost to the message, all as notes.
+    """Adds a source location to an exception: the innermost to the message, all as notes.
 
     Args:
         note: names what was done there.
@@ -60,4 +60,4 @@ class DeviceMemoryError(popart_exception, builtins.MemoryError):
 
 
 class DiskError(popart_exception):
-    """The folder for entries on disk is full, damaged, or in use by another run."""
+    """The folder for remote-buffer entries on disk is full, damaged, or used by another run."""

@@ -45,7 +45,7 @@ _FLOAT8 = {dtypes.float8_143: float8_143_def, dtypes.float8_152: float8_152_def}
 
 
 def find_exponential_range(fp_def: FpDef) -> tuple[int, int]:
-    """Returns exponents of the smallest and largest finite x: 2^low <= |x| < 2^(high + 1)."""
+    """Returns the exponents of the smallest and largest finite x: 2^low <= |x| < 2^(high + 1)."""
     lowest = 1 - fp_def.exponent_bias - (fp_def.mantissa_size if fp_def.has_denorms else 0)
     highest = 2**fp_def.exponent_size - 1 - fp_def.exponent_bias - fp_def.has_infs
     return lowest, highest
@@ -187,7 +187,7 @@ def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tu
 
 
 def _exponent_counts(values: np.ndarray) -> list[int]:
-    """Returns the count of numbers with each exponent of EXPONENTS; the last takes all larger."""
+    """Returns the number of elements with each exponent of EXPONENTS; the last takes all larger."""
     sizes = np.abs(values.ravel().astype(np.float64))
     _, exponents = np.frexp(sizes[np.isfinite(sizes) & (sizes > 0)])
     places = np.minimum(exponents - 1, EXPONENTS[-1]) - EXPONENTS[0]

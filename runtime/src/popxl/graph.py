@@ -1,4 +1,4 @@
-"""Graphs: callable lists of ops with inputs and outputs."""
+"""Graphs: lists of ops with inputs and outputs, which other graphs can call."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutlineInfo:
-    """Marks a graph that is compiled as a separate executable (`popxl.transforms.outline`)."""
+    """Mark of a graph that is compiled as a separate executable (`popxl.transforms.outline`)."""
 
     saved: tuple[Tensor, ...]
 
 
 class Graph:
-    """A graph of an Ir; created by `ir.create_graph` and `ir.create_empty_graph`."""
+    """List of ops with inputs and outputs; made by `ir.create_graph`, `ir.create_empty_graph`."""
 
     _ir_: Ir
     _name: str
@@ -66,7 +66,7 @@ class Graph:
 
     @property
     def id(self) -> str:
-        """Identifier, unique in the Ir."""
+        """Identifier of the graph, unique in the Ir."""
         return self._name
 
     @property
@@ -106,7 +106,7 @@ class Graph:
 
     @property
     def _device_tensors(self) -> tuple[Variable | Shard, ...]:
-        """Tensors whose values stay on the devices from run to run."""
+        """Variables and shards whose values stay on the devices from run to run."""
         state = (t for t in self._tensors.values() if isinstance(t, (Variable, Shard)))
         return tuple(
             t for t in state if isinstance(t, Shard) or (t._remote is None and not t._sharded)
@@ -162,7 +162,7 @@ class Graph:
         return tensor
 
     def _add_output(self, tensor: Tensor) -> int:
-        """Appends an output, also to existing call sites; returns its index."""
+        """Appends an output to the graph and its existing call sites; returns its index."""
         from popxl._ir.op import add_outputs
 
         if self is self.main_graph:
@@ -196,7 +196,7 @@ class Graph:
             fn(op)
 
     def _record_calls(self, op: Op) -> None:
-        """Records that this graph runs what `op` calls."""
+        """Records this graph as a caller of the graphs that `op` runs."""
         for region in regions(op):
             region.graph._users[self] = None
         self._invalidate_analyses()

@@ -68,7 +68,7 @@ class Ir:
 
     @property
     def num_host_transfers(self) -> int:
-        """Number of loads from and stores to each host stream in a run."""
+        """Number of transfers on each host stream in one run of the program."""
         return self._num_host_transfers
 
     @num_host_transfers.setter
@@ -77,7 +77,7 @@ class Ir:
 
     @property
     def load_window(self) -> int | None:
-        """Prefetch window: bytes per replica of loads issued ahead of use.
+        """Prefetch window: bytes per replica of remote-buffer loads issued ahead of use.
 
         For devices with memory of their own. Default, None: two layers' entries.
         """
@@ -112,7 +112,7 @@ class Ir:
         options.enableReplicatedGraphs, options.replicatedGraphCount = count > 1, count
 
     def _distribute_replicas(self, num_processes: int) -> None:
-        """Distributes replicas over processes: one each until their number is set."""
+        """Gives each process one replica, until the program sets their number."""
         options = self._pb_ir.getSessionOptions()
         options.enableDistributedReplicatedGraphs = True
         options.globalReplicationFactor = num_processes
@@ -164,7 +164,7 @@ class Ir:
 
     @contextmanager
     def _new_current_graph(self, name: str) -> Iterator[Graph]:
-        """Context of a new current graph; if building it raises, it is removed from the Ir."""
+        """Context with a new current graph; if building it raises, it is removed from the Ir."""
         graph = self.create_empty_graph(name)
         try:
             with graph:
@@ -212,7 +212,7 @@ class Ir:
         return tuple(self._buffers)
 
     def place_like(self, other: Ir) -> None:
-        """Places remote buffers as those of another program that correspond to them.
+        """Places remote-buffer entries as those of another program's corresponding buffers.
 
         Buffers correspond in the order of creation. Not in PopXL.
 

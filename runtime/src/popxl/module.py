@@ -1,4 +1,4 @@
-"""Base class of callables that build graphs."""
+"""Base class of callables that build graphs, like a layer class in other frameworks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Module:
 
     @property
     def _graph_name(self) -> str:
-        """Name of graphs that are created from the module."""
+        """Name of the graphs that are created from the module."""
         return type(self).__qualname__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.build(*args, **kwargs)
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Adds ops to the current graph; must be overridden."""
+        """Adds the module's ops to the current graph; must be overridden."""
         raise NotImplementedError(f"{type(self).__qualname__} must implement `build`")

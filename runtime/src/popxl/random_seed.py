@@ -15,7 +15,7 @@ def create_seeds(
     gradient_accumulation_factor: int = 1,
     replicas: int = 1,
 ) -> np.ndarray:
-    """Creates seeds, one for each use in a run of a session.
+    """Creates random seeds (uint32 pairs), one for each use in a run of a session.
 
     They are the numbers of `numpy.random.default_rng(seed + offset)`: runs with equal sums of the
     two draw the same ones. `counter_seeds` tells all parents and runs apart.
@@ -38,7 +38,7 @@ def create_seeds(
 
 
 def counter_seeds(seed: int, offset: int = 0, count: int = 1) -> np.ndarray:
-    """Returns `count` seeds of run number `offset`, distinct over runs and parent seeds.
+    """Returns `count` random seeds of run number `offset`, distinct over runs and parent seeds.
 
     They come from a counter-based generator (Philox, Salmon et al., 2011), so that skipping runs
     costs nothing.
@@ -61,7 +61,7 @@ def _check_seed(seed: int) -> int:
 
 
 def _split_uint64(numbers: np.ndarray) -> np.ndarray:
-    """Splits 64-bit numbers into (high, low) halves along a new last axis."""
+    """Splits 64-bit numbers into (high, low) 32-bit halves along a new last axis."""
     return np.stack([numbers >> np.uint64(32), numbers & np.uint64(_MASK32)], axis=-1).astype(
         np.uint32
     )

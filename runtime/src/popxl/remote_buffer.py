@@ -38,7 +38,7 @@ class RemoteBuffer:
     def set_remote_buffer_info(
         self, tensor_dtype: dtypes.dtype, tensor_shape: tuple[int, ...], entries: int
     ) -> None:
-        """Sets dtype, shape of an entry, and number of entries (at least 1)."""
+        """Sets the dtype, shape and number (at least 1) of the buffer's entries."""
         self._dtype = dtypes.dtype.as_dtype(tensor_dtype)
         self._shape = check_integers("remote_buffer", "tensor_shape", tensor_shape)
         self.entries = entries
@@ -87,13 +87,13 @@ class RemoteBuffer:
 
     @property
     def resident_entries(self) -> frozenset[int]:
-        """Indices of the resident entries. Not in PopXL."""
+        """Indices of the entries that stay in device memory. Not in PopXL."""
         chosen = range(self._resident) if isinstance(self._resident, int) else self._resident
         return frozenset(i for i in chosen if i < self.entries)
 
     @property
     def on_disk(self) -> int:
-        """Number of entries in files: the last non-resident ones.
+        """Number of entries stored in files on disk: the last ones that are not resident.
 
         Default: none. Not in PopXL.
 
@@ -111,7 +111,7 @@ class RemoteBuffer:
 
     @property
     def on_disk_entries(self) -> Sequence[int]:
-        """Indices of the entries in files, in order. Not in PopXL."""
+        """Indices of the entries stored in files on disk, in order. Not in PopXL."""
         resident_entries = self.resident_entries
         others = [i for i in range(self.entries) if i not in resident_entries]
         return others[max(len(others) - self.on_disk, 0) :]

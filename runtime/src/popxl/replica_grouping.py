@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class ReplicatedIr(Protocol):
-    """Protocol of an `Ir` as groupings use it: its replication factor."""
+    """Protocol of an `Ir` that replica groupings use: its replication factor."""
 
     @property
     def replication_factor(self) -> int: ...
@@ -18,7 +18,7 @@ class ReplicatedIr(Protocol):
 
 @cache
 def _replicas_by_group(assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Returns the replicas of each group, in ascending order."""
+    """Returns the replicas of each group of an assignment, in ascending order."""
     members: list[list[int]] = [[] for _ in range(max(assignment) + 1)]
     for replica, group in enumerate(assignment):
         members[group].append(replica)
@@ -53,7 +53,7 @@ def _coarsest_stride_and_size(assignment: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _renumber(labels: Sequence[Hashable]) -> tuple[int, ...]:
-    """Renumbers labels from 0 in order of first appearance."""
+    """Renumbers group labels from 0 in order of first appearance."""
     numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     return tuple(numbers[label] for label in labels)
 
@@ -149,7 +149,7 @@ class ReplicaGrouping:
 
     @property
     def is_const(self) -> bool:
-        """True if a stride and a group size describe the grouping."""
+        """True if a constant stride and a group size describe the grouping."""
         return self._stride is not None
 
     @property
@@ -184,13 +184,13 @@ class ReplicaGrouping:
         )
 
     def _const_groups_with_owners(self) -> tuple[tuple[int, int], ...]:
-        """Groups of `const_rg`, each with the group of this grouping that contains it."""
+        """Pairs (group of `const_rg`, group of this grouping that contains it), by number."""
         inner = zip(self.const_rg._assignment, self._assignment, strict=True)
         return tuple(dict.fromkeys(inner))
 
     @property
     def to_device_map(self) -> list[int] | None:
-        """Returns the group that contains each group of `const_rg`; None if constant-stride."""
+        """Returns, for each group of `const_rg`, the group around it; None if constant-stride."""
         return None if self.is_const else [group for _, group in self._const_groups_with_owners()]
 
     @property
@@ -202,7 +202,7 @@ class ReplicaGrouping:
         return [device.index(group) for group in range(self.num_groups)]
 
     def _split_groups(self, size: int) -> ReplicaGrouping:
-        """Returns groups of `size` consecutive members of each group."""
+        """Returns the grouping that splits each group into groups of `size` consecutive members."""
         if size == self.group_size:
             return self
         keys = [(0, 0)] * len(self._assignment)

@@ -67,14 +67,14 @@ _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are mad
 
 
 class DiskTraffic(NamedTuple):
-    """Bytes of entries read from and written to disk."""
+    """Bytes of remote-buffer entries read from and written to disk."""
 
     read: int
     written: int
 
 
 class Session:
-    """Session of an Ir: compiles the program on creation, runs it, and holds its variables.
+    """A compiled program of an Ir, which it runs; holds its variables.
 
     Use it as a context manager: entering loads the variables to the devices, leaving brings them
     back. `run` executes the main graph once.
@@ -191,7 +191,7 @@ class Session:
 
     @property
     def _state(self) -> ProgramState | None:
-        """Device state of the program; None if it is not attached."""
+        """Device state of the program (variables, buffers); None if the session is not attached."""
         if self._held is not None:
             forks.check_not_forked()
         return self._held
@@ -211,7 +211,7 @@ class Session:
         return self._startup
 
     def expected_inputs(self) -> list[HostToDeviceStream]:
-        """Host-to-device streams that `run` needs data for."""
+        """Host-to-device streams for which `run` needs data."""
         return list(self._program.input_streams)
 
     @property
@@ -220,11 +220,11 @@ class Session:
         return self._program.schedule
 
     def memory_use(self) -> MemoryUse:
-        """Device and host bytes of one replica, with XLA's temporaries as compiled."""
+        """Device and host bytes that one replica uses, with XLA's temporaries as compiled."""
         return memory_use(self._program)
 
     def remote_bytes(self) -> int:
-        """Bytes of the remote buffers that this process holds now. Not in PopXL.
+        """Bytes of the remote-buffer entries that this process holds now. Not in PopXL.
 
         Raises:
             ValueError: the session is not attached.
@@ -234,7 +234,7 @@ class Session:
         return sum(entries.nbytes for entries in self._state.entries.values())
 
     def code(self, segment: str, stage: Literal["stablehlo", "hlo"] = "hlo") -> str:
-        """Returns a segment's code before (StableHLO) or after compilation (HLO). Not in PopXL.
+        """Returns a segment's StableHLO (before) or HLO (after compilation). Not in PopXL.
 
         Args:
             segment: its name in the schedule, such as "main.0".
@@ -290,7 +290,7 @@ class Session:
         )
 
     def _run_in_turn(self, ir: Ir, run: Callable[[], None]) -> None:
-        """Runs a program of `ir` unless another thread does."""
+        """Runs a program of `ir`; raises if another thread runs this session."""
         if not self._turn.acquire(blocking=False):
             raise popart_exception(
                 "run: the session runs already, in another thread: give each thread a session"
@@ -311,7 +311,7 @@ class Session:
         downcast_inputs: bool,
         added: AddedProgram | None,
     ) -> None:
-        """Runs the session's program, or an added one."""
+        """Runs the session's own program, or one that was added to it."""
         assert self._state is not None
         program, streams = self._program, self._streams
         if added is not None:
@@ -336,7 +336,7 @@ class Session:
             streams.fetch_outputs(results, targets)
 
     def _collective_section(self) -> AbstractContextManager[None]:
-        """Context of collective work: the processes of the program act together."""
+        """Context of work that all processes of the program do together, with collectives."""
         return popdist.collective_section() if self.ir._num_processes > 1 else nullcontext()
 
     @contextmanager
@@ -377,7 +377,7 @@ class Session:
     def _store_state(
         self, state: ProgramState, used: ProgramState, added: AddedProgram | None
     ) -> None:
-        """Stores the device state after a run, and marks the changed variables.
+        """Stores the device state after a run, and marks the variables that it changed.
 
         Args:
             used: the state as the program that ran sees it.
@@ -400,7 +400,7 @@ class Session:
         self._seeds = (counter_seeds(seed ^ _ROUNDING, run)[0] for run in count())
 
     def _next_seed(self) -> jax.Array | None:
-        """Returns a run's seed of stochastic rounding; None if the program does not round so."""
+        """Returns a run's seed of stochastic rounding; None if no op of the program needs it."""
         if not self._program.rounds_stochastically:
             return None
         return replica_arrays.put_async(
@@ -408,7 +408,7 @@ class Session:
         )
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of a stream's host array from that of one transfer.
+        """Returns the shape of a stream's host array in a run, given the shape of one transfer.
 
         Leading axes for host transfers and replicas, where there are several.
         """
@@ -475,7 +475,7 @@ class Session:
             self._values.set_from_device(var, self._fetch_variable(var))
 
     def _fetch_variable(self, var: Variable) -> np.ndarray:
-        """Returns a variable's device value, possibly as a view of device memory."""
+        """Returns a variable's value from the devices, possibly as a view of their memory."""
         assert self._state is not None
         with self._collective_section():
             return device_variables.fetch_variable(self._program, self._state, var)
@@ -623,7 +623,7 @@ class Session:
 
     @property
     def disk_traffic(self) -> DiskTraffic:
-        """Bytes of entries written to and read from files since the session was entered.
+        """Bytes of entries written to and read from disk since the session was entered.
 
         Not in PopXL.
 
@@ -638,7 +638,7 @@ class Session:
         return DiskTraffic(disk_queue.scratch.read, disk_queue.scratch.written)
 
     def disk_idle_clock(self) -> Callable[[], float]:
-        """Returns a function that returns the seconds since the disk last answered.
+        """Returns a clock: seconds since the disk last answered, while requests are open.
 
         Any thread can call it while the program runs, until the session is left. Not in PopXL.
 
@@ -665,7 +665,7 @@ class Session:
                 self._upload("the session cannot be entered")
 
     def _set_device(self, device: DeviceInfo) -> None:
-        """Attaches the session to the devices of another session."""
+        """Attaches the session to the device handle of another session."""
         self._device = device
         device._sessions.add(self)
 
@@ -726,7 +726,7 @@ def _check_is_compiled(ir: Ir) -> None:
 
 
 def _check_program(ir: Ir) -> None:
-    """Raises if a program cannot run as it is written."""
+    """Raises if replicas, calls, remote variables, dtypes or transfers of a program are invalid."""
     _check_patterns(ir)
     check_replicas(ir)
     check_calls(ir)

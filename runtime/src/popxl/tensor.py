@@ -143,12 +143,12 @@ class Tensor(tensor_operators.TensorOperators["Tensor"]):
 
     @property
     def name(self) -> str:
-        """Name, with its name scopes."""
+        """Name of the tensor, with its name scopes."""
         return self._name
 
     @property
     def scope(self) -> str:
-        """Graph and name scopes: the id without its last part."""
+        """Graph and name scopes of the tensor: its id without the last component."""
         return self.id.rpartition("/")[0]
 
     @property
@@ -166,7 +166,7 @@ class Tensor(tensor_operators.TensorOperators["Tensor"]):
 
     @property
     def meta_shape(self) -> MetaShape:
-        """Full shape of a replica-sharded tensor; () otherwise."""
+        """Full shape of a replica-sharded tensor; () for other tensors."""
         return self._spec.meta_shape
 
     @property
@@ -179,7 +179,7 @@ class Tensor(tensor_operators.TensorOperators["Tensor"]):
 
     @property
     def nelms(self) -> int:
-        """Number of elements."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ class Tensor(tensor_operators.TensorOperators["Tensor"]):
 
     @property
     def ipu(self) -> int:
-        """Virtual device of the tensor.
+        """Index of the tensor's virtual device, which is recorded but has no effect on XLA.
 
         That of the op that makes the tensor; that of a call's argument, for an input of the called
         graph; or else that of an op that takes it.
@@ -306,7 +306,7 @@ class Constant(_Initialised):
 
     @property
     def _is_executable_argument(self) -> bool:
-        """True if executables take the value as an argument, not as a literal in their code."""
+        """True if executables take the constant as an argument, not as a literal in their code."""
         return self._data.nbytes > INLINE_BYTES
 
     @property
@@ -363,7 +363,7 @@ class Variable(_Initialised):
 
     @property
     def shape_on_host(self) -> tuple[int, ...]:
-        """Shape of the host array: with a leading axis for the groups, if there are several."""
+        """Shape of the host array; with several groups, it has a leading axis for them."""
         return _group_axis(self._grouping.num_groups) + self.shape_on_replica
 
     @property
@@ -524,7 +524,7 @@ def replica_sharded_buffer(
     shard_over: int | None = None,
     entries: int = 1,
 ) -> RemoteBuffer:
-    """Creates a remote buffer for shards of tensors.
+    """Creates a remote buffer whose entries are replicas' shards of tensors.
 
     Args:
         shape: of the data on the host: with a grouping of several groups its first axis is the
@@ -561,7 +561,7 @@ def _sharded_buffer(
 def _checked_shards(
     function_name: str, const_grouping: ReplicaGrouping, shard_over: int | None
 ) -> int:
-    """Returns the requested number of shards; by default that of replicas in a group."""
+    """Returns the requested number of shards; by default, one for each replica of a group."""
     if shard_over is None:
         return const_grouping.group_size
     shards = check_integer(function_name, "shard_over", shard_over, 1)

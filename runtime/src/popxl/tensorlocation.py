@@ -28,7 +28,7 @@ class ReplicatedTensorSharding(Enum):
 
 
 class TensorLocation:
-    """Storage and sharding of a tensor."""
+    """Storage (device or remote) and sharding of a tensor, as recorded for the program."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ _PATHS = {
 
 
 class _AliasModule(ModuleType):
-    """A module that forwards attribute look-ups to other modules."""
+    """A module under one of PopXL's paths that forwards attribute look-ups to other modules."""
 
     def __init__(self, name: str, families: list[ModuleType]) -> None:
         super().__init__(name, f"Stands for {', '.join(f.__name__ for f in families)}.")
@@ -61,7 +61,7 @@ class _AliasModule(ModuleType):
 
 
 def register_module_paths(package: str) -> None:
-    """Makes PopXL's module paths importable; `ops.add` stays the function."""
+    """Makes PopXL's module paths importable; the name `ops.add` stays the function."""
     for names, paths in _PATHS.items():
         families = [importlib.import_module(f"{package}.{name}") for name in names.split()]
         for path in paths.split():

@@ -19,7 +19,7 @@ class DeviceInfo:
 
     @property
     def isAttached(self) -> bool:  # noqa: N802 - PopART's name
-        """True if a session has its variables on the devices."""
+        """True if a session that uses this device has its variables there."""
         return any(session.is_attached for session in self._sessions)
 
     def attach(self) -> bool:

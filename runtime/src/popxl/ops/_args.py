@@ -26,7 +26,7 @@ def check_tensors(op: str, *tensors: object) -> None:
 
 
 def normalize_axis(op: str, t: Tensor, axis: int, extra_axes: int = 0) -> int:
-    """Returns `axis` counted from the front (nonnegative).
+    """Returns the axis number `axis` counted from the front (nonnegative).
 
     Args:
         extra_axes: how many more axes than `t` the axis may refer to.
@@ -42,7 +42,7 @@ def normalize_axis(op: str, t: Tensor, axis: int, extra_axes: int = 0) -> int:
 
 
 def normalize_axes(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
-    """Returns sorted axes counted from the front; None means all axes.
+    """Returns sorted axis numbers counted from the front; None means all axes.
 
     Raises:
         ValueError: `t` has no such axis, or one is given twice.

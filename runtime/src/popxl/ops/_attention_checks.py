@@ -51,13 +51,13 @@ def window_limits(window: Any, causal: bool) -> tuple[int, int] | None:
 
 
 def check_cap(cap: float | None) -> None:
-    """Raises ValueError for a cap that is not positive."""
+    """Raises ValueError for a cap on attention scores that is not positive."""
     if cap is not None and not 0 < cap < math.inf:
         raise ValueError(f"attention: cap must be positive and finite, not {cap}")
 
 
 def check_inputs(q: Any, k: Any, v: Any, extra_inputs: ExtraInputs) -> None:
-    """Raises TypeError or ValueError where dtypes or shapes of attention inputs do not fit."""
+    """Raises TypeError or ValueError if dtypes or shapes of attention's inputs do not fit."""
     for t in (q, k, v):
         check_floating(t)
     check_same_dtype(q, k, v)

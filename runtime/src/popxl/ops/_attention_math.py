@@ -36,7 +36,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 class AttentionAttrs(NamedTuple):
-    """Attributes of the attention ops (`popxl.ops.attention`).
+    """Attributes of the attention ops: mask, scale, dropout, ... (`popxl.ops.attention`).
 
     Attributes:
         biases: how many there are.
@@ -58,12 +58,12 @@ class AttentionAttrs(NamedTuple):
 
     @property
     def compares_positions(self) -> bool:
-        """True if positions decide which keys a query sees."""
+        """True if token positions decide which keys an attention query sees."""
         return self.causal or self.window is not None
 
 
 class ExtraInputs(NamedTuple):
-    """Inputs of attention after q, k and v; `floats` are those with gradients."""
+    """Inputs of attention after q, k and v; the field `floats` holds those with gradients."""
 
     biases: list[Any]
     sinks: list[Any]
@@ -226,7 +226,7 @@ def _sinks_grad(ds: Any) -> Any:
 
 
 def _transposed_product(a: Any, scores: Any) -> Any:
-    """Returns (scores)ᵀ a.
+    """Returns the product of transposed attention scores with another matrix, (scores)ᵀ a.
 
     A transposed first operand slows XLA's products down on CPU, so the result is transposed
     instead, which is smaller.

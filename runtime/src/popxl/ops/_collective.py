@@ -26,28 +26,28 @@ def _replica_groups(group: ReplicaGrouping) -> list[list[int]]:
 
 
 def psum(x: Any, group: ReplicaGrouping) -> Any:
-    """Returns the sum over the group's replicas."""
+    """Returns the sum of an array over the replicas of a group."""
     return (
         x if group.group_size == 1 else lax.psum(x, AXIS, axis_index_groups=_replica_groups(group))
     )
 
 
 def pmax(x: Any, group: ReplicaGrouping) -> Any:
-    """Returns the maximum over the group's replicas."""
+    """Returns the element-wise maximum of an array over the replicas of a group."""
     return (
         x if group.group_size == 1 else lax.pmax(x, AXIS, axis_index_groups=_replica_groups(group))
     )
 
 
 def pmin(x: Any, group: ReplicaGrouping) -> Any:
-    """Returns the minimum over the group's replicas."""
+    """Returns the element-wise minimum of an array over the replicas of a group."""
     return (
         x if group.group_size == 1 else lax.pmin(x, AXIS, axis_index_groups=_replica_groups(group))
     )
 
 
 def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True) -> Any:
-    """Concatenates (tiled) or stacks the group's values along `axis`, in rank order."""
+    """Concatenates (tiled) or stacks the replicas' arrays along `axis`, in rank order."""
     if group.group_size == 1:
         return x if tiled else jnp.expand_dims(x, axis)
     if not x.size:  # XLA refuses to gather and scatter what has no elements
@@ -56,7 +56,7 @@ def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True
 
 
 def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
-    """Returns this replica's slice along axis 0 of the sum over the group."""
+    """Returns this replica's slice along axis 0 of the sum over the replicas of a group."""
     groups = _replica_groups(group)
 
     def reduce_all_at_once(x: Any) -> Any:

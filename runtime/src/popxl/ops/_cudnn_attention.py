@@ -33,7 +33,7 @@ that add a mask of several texts to the rest, which takes as long as another qua
 
 
 def is_supported(q: Any, k: Any, v: Any, extra: Sequence[Any], settings: AttentionAttrs) -> bool:
-    """True if cuDNN's kernel supports these inputs and attributes on the traced platform.
+    """True if cuDNN's attention kernel supports these inputs and attributes on the traced platform.
 
     It has no float32, no caps, no sinks and, since its random numbers are its own, no dropout of
     ours. Its values have as many features as its keys. A bias of each sample and head would be as
@@ -72,14 +72,14 @@ def _max_head_dim() -> int:
 
 
 def kernel_name_suffix(settings: AttentionAttrs) -> str:
-    """Returns the suffix of the kernel's name for these attributes."""
+    """Returns the suffix of the attention kernel's name for these attributes."""
     if not settings.causal or settings.positions:
         return ""
     return MASKED if settings.segments else HALVED
 
 
 def _attrs_of_bias_mask(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
-    """Returns the attributes of the part of the mask that must be passed as a bias.
+    """Returns the attributes of that component of the mask that cuDNN must get as a bias.
 
     The kernel masks the rest itself, which must leave each query a key: a softmax over none is
     NaN. It takes no window beside a bias (cuDNN's frontend refuses that), nor one that is not
@@ -134,7 +134,7 @@ def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionA
 def _has_visible_key(
     bias: Any, queries: int, keys: int, other_inputs: ExtraInputs, settings: AttentionAttrs
 ) -> Any:
-    """Returns the mask of queries that see any key, broadcastable to the result; None: all.
+    """Returns the mask of queries that see any key, broadcastable to the output; None: all.
 
     The kernel gives the other queries a mean of values that they must not attend to.
     """
@@ -151,12 +151,12 @@ def _to_rank_4(t: Any) -> Any:
 
 
 def _workspace_bytes(batch: int, heads: int, queries: int, keys: int) -> int:
-    """Returns the workspace bytes for the gradient of the scores."""
+    """Returns the bytes of cuDNN's workspace for the gradient of attention scores."""
     return 2 * batch * heads * queries * keys
 
 
 def _num_head_groups(q: Any, keys: int, key_heads: int) -> int:
-    """Returns the number of head groups to compute one after another within the workspace limit.
+    """Returns the number of head groups to compute one by one within the workspace limit.
 
     A group is whole sets of heads that share keys, or a part of one set.
     """
@@ -229,13 +229,13 @@ def is_installed() -> bool:
 
 
 def _forward_flops(shapes: Shapes) -> int:
-    """Returns the FLOPs of the forward pass: two matrix products."""
+    """Returns the FLOPs of attention's forward pass: two matrix products."""
     q, _, v = shapes[:3]
     return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
 
 
 def _grads_flops(shapes: Shapes) -> int:
-    """Returns the FLOPs of the backward pass: five matrix products.
+    """Returns the FLOPs of attention's backward pass: five matrix products.
 
     The scores again, and two for each product of the forward pass.
     """

@@ -24,7 +24,7 @@ def emit(
     inplace: int | None = None,
     view: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Adds an op to the current graph and returns its outputs.
+    """Creates an op, adds it to the current graph and returns its output tensors.
 
     Args:
         names: names of the outputs; default: as the definition says.

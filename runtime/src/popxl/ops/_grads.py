@@ -1,4 +1,4 @@
-"""Helpers of gradient rules that several op families share."""
+"""Helpers that the gradient rules of several op families share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIVIDED = define("divided", float_op(lambda x, count: x / count), tags=("elemen
 
 
 def divide_by_count(t: Tensor, count: int) -> Tensor:
-    """Returns `t` divided by a number of elements.
+    """Returns `t` divided by a number of elements, as the gradient of a mean needs.
 
     Half types cannot hold that number, nor its reciprocal, so neither becomes a constant of the
     dtype of `t`.

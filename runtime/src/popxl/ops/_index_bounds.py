@@ -11,7 +11,7 @@ from popxl.tensor import Constant, Tensor
 
 
 def check_constant_indices(op: str, indices: Tensor, sizes: int | np.ndarray) -> None:
-    """Raises for a constant index tensor with an index out of range.
+    """Raises for a constant index tensor that holds an index out of range.
 
     Args:
         sizes: number of elements to choose from, or an array that broadcasts to `indices`.
@@ -32,13 +32,13 @@ def check_constant_indices(op: str, indices: Tensor, sizes: int | np.ndarray) ->
 
 
 def is_in_range(indices: Any, size: int) -> Any:
-    """Returns True for each index in [0, size), of any integer dtype."""
+    """Returns True for each index in [0, size), for indices of any integer dtype."""
     wide = indices if indices.dtype == jnp.uint32 else indices.astype(jnp.int32)
     return (wide >= 0) & (wide < size)
 
 
 def as_int32(indices: Any) -> Any:
-    """Converts indices to int32; larger ones become the largest int32."""
+    """Converts index tensors to int32; larger values become the largest int32."""
     if indices.dtype == jnp.uint32:
         indices = jnp.minimum(indices, jnp.uint32(jnp.iinfo(jnp.int32).max))
     return indices.astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Registry of JAX functions that a plan counts as one kernel, with their FLOPs."""
+"""Registry of JAX functions that plans count as one kernel, with their FLOPs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _CARRIED = 16  # digits that carries of 31 bits may add
 
 
 def _exponent_counts(x: Any) -> Any:
-    """Counts the numbers with each exponent of EXPONENTS, int32."""
+    """Counts the elements with each exponent of EXPONENTS, int32."""
     bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
     exponents = (bits.reshape(-1) >> 23) - 127
     top = EXPONENTS[-1]
@@ -41,7 +41,7 @@ def _exponent_counts(x: Any) -> Any:
 
 
 def _base4_digits(terms: Any) -> Any:
-    """Returns the base-4 digits of each row's number, lowest first, from unnormalized digits."""
+    """Returns each row's number in base-4 digits, lowest first, from digits that can exceed 3."""
 
     def carry_digit(carry: Any, column: Any) -> Any:
         value = column + carry

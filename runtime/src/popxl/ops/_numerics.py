@@ -22,7 +22,7 @@ _ROUNDS_ONCE = ("gpu", "cuda", "tpu")  # the sums of a product, when all are add
 
 
 def upcast_half_types(x: Any) -> Any:
-    """Casts float16 and bfloat16 arrays to float32; returns others unchanged."""
+    """Casts float16 and bfloat16 arrays to float32; returns other arrays unchanged."""
     return x.astype(jnp.float32) if x.dtype in _HALVES else x
 
 
@@ -36,7 +36,7 @@ def matmul_operands(*operands: Any) -> tuple[Any, ...]:
 
 
 def accumulation_dtype(dtype: Any, result_dtype: Any) -> Any:
-    """Returns the `preferred_element_type` of a matmul; None is JAX's default.
+    """Returns a matmul's `preferred_element_type` for accumulation; None is JAX's default.
 
     `dtype` is that of the operands.
 
@@ -74,7 +74,7 @@ def round_to_dtype_range(dtype: Any, wide: Any) -> Any:
 
 
 def matmul_precision(*operands: Any) -> lax.Precision | None:
-    """Returns the precision of a matmul, which keeps float32 operands in float32.
+    """Returns the JAX precision of a matmul, which keeps float32 operands in float32.
 
     By default JAX would round them first, on GPUs to TF32 and on TPUs to bfloat16.
     `JAX_DEFAULT_MATMUL_PRECISION`, where it is set, decides instead.
@@ -110,7 +110,7 @@ def check_arithmetic(x: Any) -> None:
 
 
 def check_not_empty(x: Any, axes: int | Iterable[int]) -> None:
-    """Raises ValueError if the axes to choose an element from are empty."""
+    """Raises ValueError if an argmax or maximum would reduce axes without elements."""
     given = [axes] if isinstance(axes, int) else list(axes)
     if not all(x.shape[axis] for axis in given):
         raise ValueError(f"it needs at least one element along axis {given} of shape {x.shape}")
@@ -124,7 +124,7 @@ def check_same_dtype(*arrays: Any) -> None:
 
 
 def number_op(fn: Lowering) -> Lowering:
-    """Decorates a lowering on numeric arrays; its result has the first array's dtype."""
+    """Decorates an op's lowering on numeric arrays; the result has the first array's dtype."""
 
     def lower(x: Any, *others_: Any, **attrs: Any) -> Any:
         check_arithmetic(x)
@@ -134,7 +134,7 @@ def number_op(fn: Lowering) -> Lowering:
 
 
 def float_op(fn: Lowering) -> Lowering:
-    """Decorates a lowering on floats: half types are computed in float32 and rounded once."""
+    """Decorates an op's lowering on floats: half types are computed in float32, rounded once."""
 
     def lower(x: Any, *others_: Any, **attrs: Any) -> Any:
         check_floating(x)

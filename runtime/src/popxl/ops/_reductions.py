@@ -82,7 +82,7 @@ def _reduce(reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], kee
 
 
 def _reduce_flattened(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
-    """Reduces the first `inner` axes."""
+    """Reduces the first `inner` axes of an array, flattened into one axis."""
     if math.prod(x.shape[:inner]) <= _SHORTEST:  # no tree
         return reduce(x, tuple(range(inner)))
     # Without the barrier, XLA reduces the axes one by one again.
@@ -90,7 +90,7 @@ def _reduce_flattened(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
 
 
 def _reduce_by_rows(reduce: Callable[..., Any], x: Any, outer: int) -> Any:
-    """Reduces all axes but the first `outer`."""
+    """Reduces all axes of an array but the first `outer`, by rows and then over the rows."""
     rows = _num_fold_rows(x.size // max(math.prod(x.shape[:outer]), 1))
     if rows == 1:
         return reduce(x, tuple(range(outer, x.ndim)))
@@ -120,7 +120,7 @@ _differentiated_whole.defvjp(_reduce_with_residual, _reduction_gradient)
 
 
 def _num_fold_rows(elements: int) -> int:
-    """Returns the number of rows to fold a flat reduction into; 1: not folded."""
+    """Returns the number of rows in which elements are reduced first; 1: all at once."""
     rows = min(_ROWS, elements // _SHORTEST)
     while rows > 1 and elements % rows:
         rows //= 2

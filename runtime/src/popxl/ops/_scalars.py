@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def with_scalars(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a lowering `fn(*arrays, **scalars)` to take scalars as numbers or tensors."""
+    """Decorates an op's lowering `fn(*arrays, **scalars)` to take scalars as numbers or tensors."""
 
     def lower(*arrays: Any, tensors: tuple[str, ...] = (), **values: Any) -> Any:
         count = len(arrays) - len(tensors)
@@ -42,7 +42,7 @@ def emit_with_scalars(
     attrs: Mapping[str, Any] | None = None,
     inplace: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Adds an op whose lowering uses `with_scalars`; leaves scalars out that are None."""
+    """Adds an op with a `with_scalars` lowering to the graph; leaves scalars out that are None."""
     from popxl.tensor import Tensor
 
     tensors = {k: v for k, v in scalars.items() if isinstance(v, Tensor)}

@@ -105,7 +105,7 @@ def _scatter_add_sorted(onto: Any, row_indices: Any, rows: Any) -> Any:
 
 
 def _sum_runs(is_in_run: Any, rows: Any, dims: Any) -> Any:
-    """Sums the rows of each run of equal indices, accumulated in float32."""
+    """Sums the rows of each run of equal adjacent indices, accumulated in float32."""
     return lax.dot_general(
         is_in_run.astype(rows.dtype), rows, dims, precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.promote_types(rows.dtype, jnp.float32),

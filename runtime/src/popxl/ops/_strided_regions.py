@@ -35,12 +35,12 @@ def with_positive_steps(region: Region) -> tuple[list[tuple[int, int, int]], lis
 
 
 def inverse_permutation(permutation: Sequence[int]) -> tuple[int, ...]:
-    """Returns the inverse permutation."""
+    """Returns the inverse of a permutation of axes."""
     return tuple(int(i) for i in np.argsort(permutation))
 
 
 def read_region(x: Any, region: Region) -> Any:
-    """Returns the elements of `x` in a region."""
+    """Returns the elements of `x` in a strided region."""
     up, reverse = with_positive_steps(region)
     starts = [first for first, _, _ in up]
     stops = [first + (count - 1) * step + 1 if count else first for first, count, step in up]
@@ -49,7 +49,7 @@ def read_region(x: Any, region: Region) -> Any:
 
 
 def write_region(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[Any]:
-    """Returns the input array, in a tuple, with `value` written into a region."""
+    """Returns the input array, in a tuple, with `value` written into a strided region."""
     x = inputs[0]
     up, reverse = with_positive_steps(region)
     part = lax.rev(value, reverse) if reverse else value

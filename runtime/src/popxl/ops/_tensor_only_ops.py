@@ -20,13 +20,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class UnaryOp(Protocol):
-    """An op function of one tensor."""
+    """A public op function of one tensor."""
 
     def __call__(self, t: Tensor) -> Tensor: ...
 
 
 class BinaryOp(Protocol):
-    """An op function of two tensors."""
+    """A public op function of two tensors."""
 
     def __call__(self, lhs: Tensor, rhs: Tensor) -> Tensor: ...
 

@@ -14,7 +14,7 @@ _PAD_TYPES = ("not_set", "same_upper", "same_lower", "valid")
 def values_per_axis(
     op: str, name: str, values: Iterable[int] | None, rank: int, default: int = 1
 ) -> tuple[int, ...]:
-    """Returns one value for each spatial axis; a missing or uniform argument fits any rank.
+    """Returns one window value per spatial axis; a missing or single one fits any rank.
 
     Raises:
         ValueError: another number of values than axes.
@@ -28,19 +28,19 @@ def values_per_axis(
 
 
 def check_pad_type(op: str, pad_type: str | None) -> str:
-    """Returns `pad_type`, with None as "not_set"; raises ValueError if it is unknown."""
+    """Returns a convolution's `pad_type`, "not_set" for None; raises ValueError if unknown."""
     if (pad_type or "not_set") not in _PAD_TYPES:
         raise ValueError(f"{op}: pad_type {pad_type!r} must be one of {', '.join(_PAD_TYPES)}")
     return pad_type or "not_set"
 
 
 def dilated_extent(kernel: int, dilation: int) -> int:
-    """Returns the number of elements that a dilated window spans."""
+    """Returns the number of elements that a dilated window spans along one axis."""
     return (kernel - 1) * dilation + 1
 
 
 def split_padding(total: int, pad_type: str) -> tuple[int, int]:
-    """Splits padding between start and end; the odd one goes to the end for "same_upper"."""
+    """Splits an axis's padding into start and end; "same_upper" puts the odd one at the end."""
     small, large = total // 2, total - total // 2
     return (small, large) if pad_type == "same_upper" else (large, small)
 
@@ -52,7 +52,7 @@ def padding_pairs(
     padding: Sequence[int],
     pad_type: str,
 ) -> Pairs:
-    """Returns the (start, end) padding of each spatial axis.
+    """Returns the (start, end) padding of each spatial axis of a window op.
 
     Args:
         padding: all begins, then all ends, as ONNX has it; used if `pad_type` is "not_set".

@@ -20,7 +20,7 @@ from popxl.tensor import Tensor, TensorLike, TensorSpec, constant
 
 # ---- the op -------------------------------------------------------------------------------------
 def called_output_specs(*specs: TensorSpec, graph: Graph, **_: Any) -> list[TensorSpec]:
-    """Returns the specs of the called graph's outputs (shape rule of calls)."""
+    """Returns the specs of a called graph's outputs (the shape rule of calls)."""
     return [t.spec for t in graph._outputs]
 
 
@@ -33,7 +33,7 @@ def called_regions(op: Op) -> list[Region[Graph]]:
 
 
 def called_output_names(op: Op) -> list[str]:
-    """Returns the names of the called graph's outputs, without scopes (name rule of calls)."""
+    """Returns the names of a called graph's outputs, without scopes (the name rule of calls)."""
     return names_without_scopes(op.attrs["graph"]._outputs)
 
 
@@ -124,7 +124,7 @@ class CallSiteInfo:
     def set_parent_input_modified(
         self, parent_tensor: Tensor, infer_modified_regions: bool = False
     ) -> None:
-        """Makes modifications of this input by the graph modify `parent_tensor` too.
+        """Makes the called graph's changes of this input change the caller's `parent_tensor` too.
 
         Raises:
             ValueError: it is no input of the call, or the graph changes it as two inputs.
@@ -155,7 +155,7 @@ def gather_inputs(
     op_name: str = "call",
     check_inputs: bool = True,
 ) -> list[Tensor]:
-    """Returns the caller's tensors in the order of the graph's inputs.
+    """Returns the caller's tensors of a call in the order of the called graph's inputs.
 
     Positional inputs (lists are flattened) fill the graph's inputs that `inputs_dict` leaves, in
     order. Host data becomes constants.
@@ -239,7 +239,7 @@ def call(
     *inputs: TensorLike | Iterable[TensorLike],
     inputs_dict: Mapping[Tensor, TensorLike] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Adds a call of `graph` and returns its outputs.
+    """Adds a call of `graph` to the current graph and returns the call's outputs.
 
     Args:
         inputs: tensors (or host data) for the graph's inputs in order; lists are flattened.

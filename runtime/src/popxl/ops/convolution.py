@@ -82,7 +82,7 @@ def _conv_transpose(
 
 
 def _with_float8_scale(fn: Any) -> Any:
-    """Decorates a convolution to take float8 tensors: times 2^log2_scale, as float16."""
+    """Decorates a convolution to take float8 tensors: the result times 2^log2_scale, as float16."""
 
     def lower(x: Any, w: Any, log2_scale: Any, **attrs: Any) -> Any:
         if not (is_float8(x) and is_float8(w)):
@@ -167,7 +167,7 @@ def _transpose_attrs(
     output_shape: Iterable[int] | None,
     **common: Any,
 ) -> dict[str, Any]:
-    """Returns transposed-convolution attributes; pads are what is cropped from the full result.
+    """Returns attributes of a transposed convolution; its pads are cropped from the full result.
 
     Pads become (start, end - output padding).
     """
@@ -216,7 +216,7 @@ def _infer_transpose(
     groups: int,
     hints: Any = None,
 ) -> list[TensorSpec]:
-    """Infers the output spec; sizes below 1 are allowed, as in PopXL, but cannot be computed."""
+    """Infers the output spec of a transposed convolution; sizes below 1 cannot be computed."""
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     extents = [dilated_extent(k, d) for k, d in zip(w.shape[2:], dilations, strict=True)]
     sizes = [

@@ -49,7 +49,7 @@ def _emit(
     defn: OpDef, inputs: list[Tensor], axes: Iterable[int], sizes: Iterable[int], no_overlap: bool,
     inplace: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Checks axes and sizes of a slice at a dynamic start offset, and adds the op.
+    """Adds a slice op with a dynamic start offset, after checks of its axes and sizes.
 
     `inputs`: the sliced tensor, the start offset, and for an update its values.
     """

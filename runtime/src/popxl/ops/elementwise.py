@@ -133,7 +133,7 @@ def _cast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
 
 
 def name_after_dtype(op: Any) -> list[str]:
-    """Returns a cast's output name, from its dtype (name rule of casts)."""
+    """Returns the name of a cast's output, which is its dtype (the name rule of casts)."""
     return ["{t}_" + op.attrs["dtype"].name]
 
 

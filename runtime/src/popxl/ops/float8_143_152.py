@@ -24,7 +24,7 @@ FLOAT8 = (dtypes.float8_143, dtypes.float8_152)
 
 
 def scale_by_pow2(x: Any, log2_scale: Any) -> Any:
-    """Returns x * 2^log2_scale in float32."""
+    """Returns x * 2^log2_scale in float32, for float8 casts."""
     if log2_scale.size != 1 or not jnp.issubdtype(log2_scale.dtype, jnp.integer):
         raise TypeError(
             f"log2_scale must be one integer, not {log2_scale.dtype} of shape {log2_scale.shape}"
@@ -33,7 +33,7 @@ def scale_by_pow2(x: Any, log2_scale: Any) -> Any:
 
 
 def check_scale(op: str, log2_scale: Tensor) -> None:
-    """Raises unless an op's log2_scale is a scalar int32 tensor.
+    """Raises unless the log2_scale of a float8 op is a scalar int32 tensor.
 
     Raises:
         TypeError: it is no int32 tensor.
@@ -46,7 +46,7 @@ def check_scale(op: str, log2_scale: Tensor) -> None:
 
 
 def check_float8(op: str, *operands: Tensor) -> None:
-    """Raises TypeError unless all operands are float8."""
+    """Raises TypeError unless all operands of an op are float8 tensors."""
     for t in operands:
         if t.dtype not in FLOAT8:
             raise TypeError(f"{op}: operands must be float8, but {t.id!r} is {t.dtype.name}")
@@ -59,7 +59,7 @@ def _to_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
 
 
 def _scaled_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
-    """Returns dx = dy * 2^log2_scale; dy can have any float dtype, float8 included."""
+    """Returns a float8 cast's gradient dx = dy * 2^log2_scale; dy has any float dtype."""
     scale, target = ctx.fwd(op.inputs[1]), op.inputs[0].dtype
     target = dy.dtype if target in FLOAT8 else target
     return [emit(_SCALE, [dy, scale], {"dtype": target})[0], None]

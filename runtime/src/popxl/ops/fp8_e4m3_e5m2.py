@@ -62,7 +62,7 @@ class Format:
 
     @property
     def types(self) -> tuple[dtypes.dtype, ...]:
-        """Dtype of each of `OPERANDS`."""
+        """FP8 dtype of each operand in `OPERANDS`."""
         return self.forward, self.forward, self.gradient
 
 
@@ -124,7 +124,7 @@ _Rule = tuple[int, bool]  # the fields of a ScaleRule, as ops have them
 
 # ---- casts and products, in JAX -----------------------------------------------------------------
 def _saturate(x: Any, scale: Any, dtype: dtypes.dtype) -> Any:
-    """Returns x * scale in float8, clipped to the finite range (XLA's casts overflow)."""
+    """Returns x * scale in float8, clipped to the finite range, since XLA's casts overflow."""
     largest = LARGEST[dtype]
     wide = x.astype(jnp.float32) * scale
     return jnp.clip(wide, -largest, largest).astype(dtype.as_jax())
@@ -172,7 +172,7 @@ def _linear(
     of: tuple[dtypes.dtype, ...], format: str, exact: bool, biased: bool = False,
     rule: _Rule | None = None,
 ) -> Any:  # fmt: skip
-    """Returns x @ w (+ bias), in the last dtype of `of`."""
+    """Returns x @ w (+ bias) from FP8 operands, in the last dtype of `of`."""
     if w8.ndim != 2 or x8.ndim < 1 or x8.shape[-1] != w8.shape[0]:
         raise ValueError(f"x {x8.shape} and the matrix {w8.shape} do not fit")
     result = of[-1].as_jax()
@@ -296,7 +296,7 @@ def _delayed_scales(
     scale: Any, history: Any, amax: Any, *step: Any,
     format: str, rule: _Rule, amax_of: AmaxOf, interval: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Computes the next step's scales (lowering of `delayed_scales`)."""
+    """Lowers `delayed_scales`: computes the next step's FP8 scales."""
     amaxes = jnp.where(jnp.isfinite(amax), amax, 0)
     history = jnp.concatenate([amaxes[:, None], history[:, :-1]], 1)
     largest = jnp.asarray([LARGEST[t] for t in FORMATS[format].types], jnp.float32)

@@ -152,7 +152,7 @@ def _grads_by_tiles(
 
 
 def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
-    """Sums `ds` over broadcast axes to `shape`, in float32."""
+    """Sums the scores' gradient `ds` over broadcast axes to `shape`, in float32."""
     extra = ds.ndim - len(shape)
     axes = [*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1)]
     return ds.astype(jnp.float32).sum(axes, keepdims=True).reshape(shape)
@@ -165,7 +165,7 @@ def _run_cudnn_or_tiles(
     settings: AttentionAttrs,
     *inputs: Any,
 ) -> Any:
-    """Runs cuDNN's `kernel` under its own name; `tiles` where it is not supported.
+    """Runs cuDNN's attention `kernel` under its name; `tiles` where cuDNN does not support it.
 
     JAX can also refuse the kernel at tracing: it asks the local device and its cuDNN, and a plan
     can be for another machine.
@@ -195,7 +195,7 @@ def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> Any:
 
 
 def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
-    """Returns gradients of q, k, v, each bias and sinks.
+    """Returns the gradients of attention's q, k, v, each bias and sinks.
 
     Args:
         inputs: the output's gradient, q, k, v, the output, and the op's other inputs.

@@ -118,7 +118,7 @@ def tied_gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """Gathers like `gather`; on IPUs the layout of `t` is left to its other users, as a matmul."""
+    """Gathers like `gather`; on IPUs other users of `t`, such as a matmul, decide its layout."""
     return _emit_gather("tied_gather", t, indices, axis, available_memory_proportion, zero_OOR)
 
 
@@ -191,7 +191,7 @@ def check_indices(op: str, indices: Tensor) -> None:
 
 # ---- scatter ------------------------------------------------------------------------------------
 def element_indices(indices: Any, axis: int) -> tuple[Any, ...]:
-    """Returns the full index arrays of elements whose index along `axis` is `indices`."""
+    """Returns index arrays for all axes of the elements at `indices` along `axis`."""
     grids = jnp.meshgrid(*(jnp.arange(n) for n in indices.shape), indexing="ij", sparse=True)
     return tuple(indices.astype(jnp.int32) if i == axis else g for i, g in enumerate(grids))
 

@@ -76,7 +76,7 @@ def _check_int32(name: str, indices: Any) -> None:
 
 
 def _matrix_list(matrices: Any, sizes: Any) -> Any:
-    """Returns the matrices of all groups as (groups, in, out)."""
+    """Returns the matrices of all groups as one array (groups, in, out)."""
     groups = sizes.size
     if matrices.ndim == 2 and groups and matrices.shape[0] % groups == 0:
         return matrices.reshape(groups, matrices.shape[0] // groups, matrices.shape[1])
@@ -86,7 +86,7 @@ def _matrix_list(matrices: Any, sizes: Any) -> Any:
 def _update_by_tiles(
     end: Any, group_rows: Any, rows: int, value: Any, update: Callable[..., Any]
 ) -> Any:
-    """Loops over a group's tiles of rows, updating `value`.
+    """Applies `update` to `value` for each tile of a group's rows.
 
     Args:
         end: row after the group; `group_rows`: rows that it has; `rows`: those of all groups.
@@ -114,7 +114,7 @@ def _update_by_tiles(
 
 
 def _group_bounds(sizes: Any, num_rows: int) -> tuple[Any, Any]:
-    """Returns each group's end row and number of rows, clipped to the number of rows."""
+    """Returns each group's end row and number of rows, clipped to the existing rows."""
     ends = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, num_rows)), num_rows)
     return ends, jnp.diff(ends, prepend=0)
 
@@ -201,13 +201,13 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool)
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    """Returns the accumulation dtype of matmuls of a dtype."""
+    """Returns the dtype in which matmuls of a dtype are accumulated: float32 or wider."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 # ---- one kernel for plans -----------------------------------------------------------------------
 def _num_rows(shapes: Shapes, operand_index: int) -> int:
-    """Returns the number of rows: of operand `rows` if given, else of the first operand."""
+    """Returns a grouped matmul's rows: of its row-index operand, or else of the first one."""
     return (shapes[operand_index] if len(shapes) > operand_index else shapes[0])[0]
 
 
@@ -294,7 +294,7 @@ _OUTER = define(
 
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """Gradients of a grouped matmul: a row gather becomes a scatter-add, and the reverse."""
+    """Returns the gradients of a grouped matmul: its row gather becomes a scatter-add."""
     x, matrices, *routing = op.inputs
     sizes, *rows = map(ctx.fwd, routing)
     transpose, into = op.attrs["transpose"], op.attrs.get("into")

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def _execute_load(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Takes a stream's next transfer from the executable's arguments."""
+    """Takes a host-to-device stream's next transfer from the executable's arguments."""
     return [tracer.host_load(node.attrs["stream"])]
 
 
 def _execute_store(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Appends a transfer to the executable's results."""
+    """Appends a device-to-host stream's transfer to the executable's results."""
     tracer.host_store(node.attrs["stream"], arrays[0])
     return []
 

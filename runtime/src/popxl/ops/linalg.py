@@ -86,7 +86,7 @@ _PARTIALS = {"": None, "half": dtypes.float16, "float": dtypes.float32}
 
 
 def _partials_option() -> dtypes.dtype | None:
-    """Returns the accumulation dtype set for all matmuls by the session options."""
+    """Returns the accumulation dtype that the session options set for all matmuls."""
     option = context.get_ir()._pb_ir.getSessionOptions().partialsTypeMatMuls
     if str(option).lower() not in _PARTIALS:
         raise ValueError(

@@ -22,7 +22,7 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 def _valid_labels(probs: Any, labels: Any, ignore_index: int | None) -> Any:
-    """Returns 1.0 for labels that count, 0.0 for those that name no class or are ignored."""
+    """Returns 1.0 for labels that count in the loss, 0.0 for ignored or out-of-range ones."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels are integers, not {labels.dtype}: use ops.cast")
     class_ids = labels.astype(jnp.int32)

@@ -21,7 +21,7 @@ def _standardise(x: Any, axes: tuple[int, ...], eps: float) -> Any:
 
 
 def _per_channel(x: Any, parameter: Any, name: str) -> Any:
-    """Returns a per-channel parameter (axis 1), shaped to broadcast with `x`."""
+    """Returns a parameter with one value per channel (axis 1), shaped to broadcast with `x`."""
     check_floating(parameter)
     if x.ndim < 2 or parameter.shape != (x.shape[1],):
         raise ValueError(f"{name} has shape {parameter.shape}, but needs a value for each channel "

@@ -57,7 +57,7 @@ def init(
 
 # ---- values in memory ---------------------------------------------------------------------------
 def materialize_array(x: jax.Array) -> jax.Array:
-    """Returns `x` behind an optimization barrier, across which XLA fuses nothing."""
+    """Returns an array behind an optimization barrier, across which XLA fuses nothing."""
     if traced_platform() != "cpu":
         return lax.optimization_barrier(x)
     from jax.experimental.scheduling_groups import xla_metadata_call
@@ -68,7 +68,7 @@ def materialize_array(x: jax.Array) -> jax.Array:
 
 
 def unfused_update(update: jax.Array) -> jax.Array:
-    """Keeps XLA from fusing an update's computation into the kernel that writes it.
+    """Keeps XLA from fusing the computation of a variable's update into the kernel that writes it.
 
     On CPU that kernel writes in place, and XLA fuses an update into it that is a shifted part of
     the same array behind a reshape: it then reads what it has overwritten (openxla/xla#49176).
@@ -184,7 +184,7 @@ def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -
 
 # ---- printing -----------------------------------------------------------------------------------
 class PrintTensorFmt:
-    """Number format of `print_tensor`; fields as its arguments."""
+    """Number format of `print_tensor`; its fields are that function's arguments."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ FLOAT_FORMAT_MAP = {name: name for name in ("auto", "fixed", "scientific", "none
 
 
 def _execute_print(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Prints to stderr by `jax.debug.callback`."""
+    """Prints a tensor to stderr by `jax.debug.callback`."""
     (value,), op = arrays, node.op
     assert op is not None
     title, fmt = op.attrs["title"], PrintTensorFmt(*op.attrs["fmt"])

@@ -45,7 +45,7 @@ def _reduce_windows(
 
 
 def _average_windows(x: Any, **window: Any) -> Any:
-    """Averages windows; padding counts neither in the sum nor in the number of elements."""
+    """Averages pooling windows; padding counts neither in the sum nor in the count."""
     count = _reduce_windows(jnp.ones((1, 1, *x.shape[2:]), x.dtype), 0.0, lax.add, **window)
     return _reduce_windows(x, 0.0, lax.add, **window) / count
 
@@ -96,7 +96,7 @@ def _emit_pool(
 def _ceil_mode_padding(
     size: int, window: int, stride: int, start_padding: int, end_padding: int
 ) -> int:
-    """Returns the end padding that completes a last window, if it starts inside the input."""
+    """Returns the end padding that completes a last pooling window that starts inside the input."""
     rest = (size + start_padding + end_padding - window) % stride
     starts_at = size + start_padding + end_padding - window - rest + stride
     return stride - rest if rest and starts_at < size + start_padding else 0

@@ -30,7 +30,7 @@ def _threefry_key(seed: Any) -> Any:
 
 
 def random_bits(seed: Any, shape: tuple[int, ...], stream: Any = 0) -> Any:
-    """Returns random uint32 of `shape`; streams of different number (uint32) are independent.
+    """Returns random uint32 of `shape`; streams with different numbers are independent.
 
     XLA's own Threefry, with the seed as key and a counter from stream * 2^32, and not
     `jax.random.bits`: it is one op, which compiles and runs about 2.5 times as fast on CPU. The
@@ -53,7 +53,7 @@ _SPLIT = define("split_random_seed", _split_seed, grad=_NO_GRAD)
 
 
 def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
-    """Makes `n` independent seeds from one, which must not be used again.
+    """Makes `n` independent random seeds from one, which must not be used again.
 
     Args:
         seed: uint32 of shape (2,).
@@ -77,7 +77,7 @@ _CREATE = define("create_random_seed", _create_seed, grad=_NO_GRAD, result="modi
 
 
 def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
-    """Makes a seed from a seed and integers, such as a step number or an index.
+    """Makes a random seed from a seed and integers, such as a step number or an index.
 
     Args:
         seed: uint32 of shape (2,).
@@ -141,7 +141,7 @@ def random_normal(
 
 # ---- dropout ------------------------------------------------------------------------------------
 def dropout_of_array(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any:
-    """Drops elements by a mask broadcast from `shape` (lowering of `shaped_dropout`)."""
+    """Drops elements by a mask broadcast from `shape` (the lowering of `shaped_dropout`)."""
     check_floating(x)
     if jnp.broadcast_shapes(shape, x.shape) != x.shape:
         raise ValueError(f"mask of shape {shape} does not broadcast to {x.shape}")

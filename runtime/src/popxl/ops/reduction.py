@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _reduction_lowering(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a lowering `fn(x, axes, keepdims)`: float32 for half types, rounded once."""
+    """Decorates a reduction's lowering `fn(x, axes, keepdims)`: half types computed in float32."""
 
     def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
         check_number(x)
@@ -40,7 +40,7 @@ def _reduction_lowering(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _selection_lowering(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a lowering `fn(x, axes, keepdims)` that selects an element, as a maximum does."""
+    """Decorates the lowering `fn(x, axes, keepdims)` of an op that selects an element, as max."""
 
     def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
         check_arithmetic(x)
@@ -51,7 +51,7 @@ def _selection_lowering(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Reduction(Protocol):
-    """An op function that reduces axes of a tensor: one, several, or all (None)."""
+    """Op function that reduces one, several or all (None) axes of a tensor."""
 
     def __call__(self, t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
 

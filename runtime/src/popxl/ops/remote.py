@@ -79,7 +79,7 @@ def _checked_inputs(
 def remote_load(
     remote_buffer: RemoteBuffer, offset: int | Tensor, name: str | None = None
 ) -> Tensor:
-    """Loads an entry of a remote buffer.
+    """Loads an entry of a remote buffer into a new tensor.
 
     Args:
         offset: index of the entry: an int or an integer tensor of one element.
@@ -98,7 +98,7 @@ def remote_load(
 
 
 def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:
-    """Loads an entry like `remote_load`, overwriting `t`, which must have its shape and dtype."""
+    """Loads a remote-buffer entry, overwriting `t`, which must have its shape and dtype."""
     tensors, attrs = _checked_inputs("remote_load_", remote_buffer, offset, t)
     return emit(REMOTE_LOAD, [t, *tensors], attrs, inplace=0)[0]
 
@@ -115,5 +115,5 @@ def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -
 
 
 def multiply_tuple(tup: tuple[int, ...]) -> int:
-    """Returns the product of the elements."""
+    """Returns the product of the integers in a tuple."""
     return math.prod(tup)

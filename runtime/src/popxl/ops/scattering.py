@@ -1,4 +1,4 @@
-"""Scatter-reductions by index tensors, and histograms."""
+"""Scatter-reductions by index tensors (sum, max, ... into given indices), and histograms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _METHODS = {"sum": "add", "min": "min", "max": "max", "none": "set"}
 
 # ---- scatter_reduce -----------------------------------------------------------------------------
 def _identity_element(reduction: str, dtype: Any) -> Any:
-    """Returns the identity element of a reduction."""
+    """Returns a scatter-reduction's identity element: 0, or the dtype's lowest or highest value."""
     if reduction in ("sum", "none"):
         return 0
     info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
@@ -32,7 +32,7 @@ def _identity_element(reduction: str, dtype: Any) -> Any:
 
 
 def _reduce_at_indices(start: Any, data: Any, indices: Any, axis: int, method: str) -> Any:
-    """Reduces `data` into `start` at `indices`; by whole slices if indices are one-dimensional."""
+    """Reduces `data` into `start` at `indices`; in whole slices if `indices` has one axis."""
     size = start.shape[axis]
     where = indices_or_size(indices, size)
     if where.ndim == 1:
@@ -174,13 +174,13 @@ _HISTOGRAM = define("histogram", _histogram, grad=NoGrad("integer output"))
 
 
 def check_increment(levels: list[float]) -> None:
-    """Raises ValueError unless the histogram levels increase."""
+    """Raises ValueError unless the levels (bin edges) of a histogram increase."""
     if any(not a < b for a, b in pairwise(levels)) or any(map(math.isnan, levels)):
         raise ValueError(f"histogram: levels {levels} must increase")
 
 
 def histogram(t: Tensor, levels: list[float], absolute_of_input: bool) -> Tensor:
-    """Counts the elements between levels, as uint32.
+    """Counts the elements in each bin between levels, as uint32.
 
     Args:
         levels: n increasing bounds. Element i of the n + 1 results counts those in

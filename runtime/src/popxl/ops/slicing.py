@@ -61,7 +61,7 @@ _SLICE = define(
 
 # ---- arguments ----------------------------------------------------------------------------------
 def _bounds_as_list(values: _Bound) -> list[int | None] | None:
-    """Returns a list argument as integers; None if it is one number for all axes."""
+    """Returns a slice bound given as a list as integers; None if it is one number for all axes."""
     return None if values is None or isinstance(values, Integral) else list(values)  # type: ignore[arg-type]
 
 

@@ -64,7 +64,7 @@ def convert_optional_int(v: int | None) -> int | None:
 
 
 def convert_optional_dtype(dt: dtype | None) -> dtype | None:
-    """Returns the dtype unchanged."""
+    """Returns the dtype or None unchanged, for compatibility with PopXL."""
     return dt
 
 

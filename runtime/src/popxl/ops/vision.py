@@ -61,7 +61,7 @@ def _cubic_weights(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
 def _resize_matrix(
     size: int, scale: float, mode: str, nearest_mode: str, transformation: str
 ) -> np.ndarray:
-    """Returns the resize matrix of one axis, (out, size); outside counts as the border element."""
+    """Returns one axis's resize matrix (out, size); outside counts as the input's border value."""
     out = math.floor(size * scale)
     x = _source_coordinates(size, out, scale, transformation)
     if mode == "nearest":
@@ -105,7 +105,7 @@ def interpolate(
     nearest_mode: InterpolateNearestType | None = "round_prefer_floor",
     coordinate_transformation_mode: InterpolateCoordinateTransformationType | None = "half_pixel",
 ) -> Tensor:
-    """Resizes a tensor, as ONNX's Resize; size n becomes floor(n * scale).
+    """Resizes the spatial axes, as ONNX's Resize does; size n becomes floor(n * scale).
 
     Args:
         scale_factor: one for each axis, batch and channels too.

@@ -105,7 +105,7 @@ class _Autodiff:
         required: list[Tensor] | None,
         expose: bool = True,
     ) -> GradGraphInfo:
-        """Creates a gradient graph; `expose`: saved values become outputs of `graph`."""
+        """Creates the gradient graph of `graph`; `expose` makes saved values outputs of `graph`."""
         for t in [*(provided or []), *(required or [])]:
             if t not in graph:
                 raise ValueError(f"autodiff: {t!r} is no tensor of graph {graph.id!r}")
@@ -144,7 +144,7 @@ def _check_nothing_modified(graph: Graph) -> None:
 
 
 def dependents(graph: Graph, required: Iterable[Tensor]) -> set[Tensor]:
-    """Returns the tensors that depend differentiably on a required tensor."""
+    """Returns the tensors of `graph` that depend differentiably on a `required` tensor."""
     dependent = set(required)
     for op in graph._ops:
         if not isinstance(op.defn.grad, NoGrad) and not dependent.isdisjoint(op.inputs):
@@ -167,12 +167,12 @@ class GradContext:
 
     # ---- for gradient rules ---------------------------------------------------------------------
     def needs(self, op: Op, index: int) -> bool:
-        """True if the gradient of input `index` of `op` is required."""
+        """True if the gradient with respect to input `index` of `op` is required."""
         t = op.inputs[index]
         return t in self._needed and t.dtype.is_floating_point
 
     def fwd(self, t: Tensor) -> Tensor:
-        """Returns the value of forward tensor `t` in the gradient graph."""
+        """Returns the gradient graph's tensor with the value of forward tensor `t`."""
         worklist = [t]
         while worklist:  # chains of what is computed again are long: no recursion
             tensor = worklist[-1]
@@ -194,7 +194,7 @@ class GradContext:
         return op.inputs
 
     def _make_available(self, t: Tensor, recompute: bool) -> None:
-        """Adds `t` to the gradient graph: as a constant, a recomputed value, or an input."""
+        """Adds `t` to the gradient graph as a constant, a recomputed value or an input."""
         op = t._producer
         if isinstance(t, Constant):
             with self._graph:
@@ -230,17 +230,17 @@ class GradContext:
         return [grad_of.get(t) for t in called._inputs]
 
     def loop_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Returns the input gradients of a repeat."""
+        """Returns the gradients of the inputs of a `repeat` op."""
         return loop_grad(self, op, grads)
 
     def branch_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Returns the input gradients of a conditional."""
+        """Returns the gradients of the inputs of a `conditional` op."""
         return branch_grad(self, op, grads)
 
     def gradient_graph_of(
         self, graph: Graph, provided: list[Tensor], required: list[Tensor]
     ) -> GradGraphInfo:
-        """Returns the gradient graph of a graph whose values the caller reaches without outputs."""
+        """Returns a called graph's gradient graph; its saved values do not become outputs."""
         return self._session.differentiate_callee(graph, provided, required, expose=False)
 
     @staticmethod
@@ -251,7 +251,7 @@ class GradContext:
 
     # ---- construction ---------------------------------------------------------------------------
     def add_grad_inputs(self, tensors: list[Tensor]) -> None:
-        """Adds an input for the gradient of each of `tensors`."""
+        """Adds an input to the gradient graph for the gradient of each of `tensors`."""
         for t in tensors:
             grad = self._graph._add_input(t.spec, f"grad_{t.name}")
             self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
@@ -263,7 +263,7 @@ class GradContext:
             self._grads.setdefault(t, []).append(grad)
 
     def differentiate_ops(self) -> None:
-        """Differentiates the ops from last to first."""
+        """Adds the gradient ops of the forward graph's ops, from last to first."""
         for op in reversed(self._forward.ops):
             if self._grads.keys().isdisjoint(op.outputs):
                 continue
@@ -290,7 +290,7 @@ class GradContext:
         return self._grads[t][0]
 
     def set_outputs(self, required: list[Tensor], is_explicit: bool) -> list[ExpectedConnection]:
-        """Sets the outputs of the gradient graph."""
+        """Makes the gradients of the required tensors the outputs of the gradient graph."""
         outs = []
         for t in required:
             g = self._total_grad(t)

@@ -1,4 +1,4 @@
-"""Records of what a gradient graph's inputs and outputs correspond to."""
+"""Records of the forward tensors that a gradient graph's inputs and outputs belong to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from popxl.transforms.gradient_ops import tensors_with_max_gradient, total_gradi
 
 
 class ExpectedConnectionType(Enum):
-    """Kind of tensor that a gradient graph's input or output corresponds to."""
+    """Kind of a gradient graph's input or output: a forward tensor, or its gradient."""
 
     Fwd = "Fwd"  # a tensor of the forward graph
     FwdGrad = "FwdGrad"  # the gradient of a tensor of the forward graph
 
 
 class _ReadOnlyRecord:
-    """Base of read-only records that only the library creates."""
+    """Base of autodiff's read-only records, which only the library creates."""
 
     def __init__(self) -> None:
         raise TypeError(f"Cannot create {type(self).__name__} instances; autodiff makes them")

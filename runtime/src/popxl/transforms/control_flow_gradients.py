@@ -102,7 +102,7 @@ def _run_gradient_graph(
 
 # ---- loops --------------------------------------------------------------------------------------
 def _residuals(op: Op) -> tuple[Tensor, ...]:
-    """Returns the values that the body's gradient graph takes from each iteration."""
+    """Returns the forward values that the body's gradient graph takes from each iteration."""
     constant = op.attrs["forward"]._inputs[op.attrs["carried"] :]
     return tuple(t for t in op.attrs["feed"] if isinstance(t, Tensor) and t not in constant)
 
@@ -178,7 +178,7 @@ REPEAT_GRAD = define(
 
 
 def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Returns the input gradients of a `repeat` that changes no state.
+    """Returns the gradients of the inputs of a `repeat` that changes no state.
 
     Raises:
         popart_exception: its graph touches state, so that running it again would repeat the effect.
@@ -205,7 +205,7 @@ def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor |
 
 
 def _needed_in_loop(ctx: Any, op: Op) -> set[int]:
-    """Returns the inputs whose gradients an iteration must compute.
+    """Returns the indices of a loop's inputs whose gradients each iteration must compute.
 
     Required ones, and carried values that depend on them in some iteration.
     """
@@ -274,7 +274,7 @@ CONDITIONAL_GRAD = define(
 
 
 def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Returns the input gradients of a `conditional` that changes no state.
+    """Returns the gradients of the inputs of a `conditional` that changes no state.
 
     Raises:
         popart_exception: its graphs touch state, so that running one again would repeat the effect.

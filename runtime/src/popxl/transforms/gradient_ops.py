@@ -79,7 +79,7 @@ def tensors_with_max_gradient(graph: Graph) -> set[Tensor]:
 
 
 def _callee_inputs(op: Op, index: int) -> list[Tensor]:
-    """Returns the inputs of called graphs that receive input `index` of `op`."""
+    """Returns the called graphs' input tensors that receive input `index` of `op`."""
     return [
         t
         for region in regions(op)
@@ -89,7 +89,7 @@ def _callee_inputs(op: Op, index: int) -> list[Tensor]:
 
 
 def grads_by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor, list[Tensor]]:
-    """Groups the gradients of a graph's outputs by tensor, which can be returned several times."""
+    """Groups the gradients of a graph's outputs by output tensor, which can be returned twice."""
     by_tensor: dict[Tensor, list[Tensor]] = {}
     for t, g in zip(graph._outputs, grads, strict=True):
         if g is not None:
@@ -107,7 +107,7 @@ def _vjp(
     wrt: tuple[int, ...],
     given: tuple[int, ...],
 ) -> Any:
-    """Returns cotangents of inputs `wrt` of op `of`, from inputs `uses` and cotangents `given`."""
+    """Returns an op's input cotangents (`wrt`) from its inputs `uses` and cotangents `given`."""
     defn, attrs = registry()[of], dict(base_attrs)
     values: list[Any] = [None] * len(specs)
     for i, x in zip(uses, arrays, strict=False):
@@ -145,7 +145,7 @@ _USED: dict[Any, tuple[int, ...]] = {}
 
 
 def _inputs_used(*key: Any) -> tuple[int, ...]:
-    """Returns the inputs of an op on which cotangents depend (see `_find_inputs_used`)."""
+    """Returns the indices of an op's inputs that its vector-Jacobian product reads (cached)."""
     return get_cached(_USED, attribute_key(key), lambda: _find_inputs_used(*key))
 
 
@@ -157,7 +157,7 @@ def _find_inputs_used(
     wrt: tuple[int, ...],
     given: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Returns the inputs of the op on which the cotangents of `wrt` depend."""
+    """Returns the indices of an op's inputs that the cotangents of `wrt` depend on."""
     everything = tuple(range(len(specs)))
 
     def run(*arrays: Any) -> Any:
@@ -196,7 +196,7 @@ def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[T
 def input_gradients(
     op: Op, wrt_indices: Sequence[int], grads: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Returns gradients by input of `op`: `grads` at `wrt_indices`, None elsewhere."""
+    """Returns an op's gradients by input: `grads` at `wrt_indices`, None elsewhere."""
     dxs: list[Tensor | None] = [None] * len(op.inputs)
     for i, g in zip(wrt_indices, grads, strict=True):
         dxs[i] = g
@@ -204,7 +204,7 @@ def input_gradients(
 
 
 def gradient_rule(defn: OpDef) -> Any:
-    """Returns the gradient rule of an op definition."""
+    """Returns an op definition's gradient rule; by default, `jax.vjp` of its lowering."""
     if defn.grad is not None:
         return defn.grad
     return generic_grad if defn.lower is not None else None

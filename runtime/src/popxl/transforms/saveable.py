@@ -16,7 +16,7 @@ _policy: ContextVar[Policy | None] = ContextVar("saveable", default=None)
 
 
 def products_saveable(op: Op) -> bool:
-    """True for expensive results: matmuls, softmax, random numbers, collectives, calls.
+    """True for ops with expensive results: matmuls, softmax, random numbers, collectives, calls.
 
     What is made of them element by element, by sums along axes, or by moving elements is computed
     again where a gradient needs it: writing it to memory and reading it back takes longer. (Compare
@@ -42,6 +42,6 @@ def save_policy(policy: Policy | None) -> Iterator[None]:
 
 
 def may_save(op: Op) -> bool:
-    """True if the current policy lets gradient graphs save the results of `op`."""
+    """True if the current save policy lets gradient graphs save the results of `op`."""
     policy = _policy.get()
     return policy is None or policy(op)

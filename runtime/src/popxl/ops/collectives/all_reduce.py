@@ -29,7 +29,7 @@ _FOLD = {
 
 
 def _lower(*xs: Any, op: CollectiveOps, forward: bool, backward: bool) -> tuple[Any, ...]:
-    """Returns reduced tensors if `forward`, else the tensors unchanged."""
+    """Lowers the op: returns the reduced tensors if `forward`, else the tensors unchanged."""
     if not forward:
         return xs
     terms = [upcast_half_types(x) for x in xs]
@@ -40,7 +40,7 @@ def _lower(*xs: Any, op: CollectiveOps, forward: bool, backward: bool) -> tuple[
 
 
 def _grad(ctx: Any, op: Op, *dys: Tensor | None) -> Sequence[Tensor | None]:
-    """Returns reduced gradients if `backward`, else the gradients unchanged."""
+    """Returns the all-reduced gradients if `backward`, else the gradients unchanged."""
     if op.attrs["op"] != "add":
         raise NotImplementedError(f"all_reduce with op={op.attrs['op']!r} has no gradient")
     if not op.attrs["backward"]:
@@ -70,7 +70,7 @@ def _emit(
 
 
 def _emit_unplaced(ts: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
-    """Adds the op without the check of placement: its tensors are on different IPUs on purpose."""
+    """Adds the op without the check of placement, since its tensors are on different IPUs."""
     ipu_ids = [t._ipu for t in ts]
     for t in ts:
         t._ipu = None

@@ -36,7 +36,7 @@ class CommGroup:
 
 
 def to_collective_op(op: CollectiveOps) -> CollectiveOps:
-    """Returns a reduction's name; raises ValueError if it is unknown."""
+    """Returns the name of a collective's reduction; raises ValueError if it is unknown."""
     if op not in get_args(CollectiveOps):
         raise ValueError(
             f"unknown reduction {op!r}: use one of {', '.join(get_args(CollectiveOps))}"
@@ -45,7 +45,7 @@ def to_collective_op(op: CollectiveOps) -> CollectiveOps:
 
 
 def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
-    """Returns `group`; the group of all replicas if it is None.
+    """Returns the replica grouping `group`; the group of all replicas if it is None.
 
     Raises:
         NotImplementedError: the group has no constant stride.
@@ -81,7 +81,7 @@ SUMS = ("add", "mean", "square_add")
 
 
 def reduce(x: Any, op: CollectiveOps, group: ReplicaGrouping) -> Any:
-    """All-reduces an array; sums and products of half types are computed in float32."""
+    """All-reduces an array over a group; sums and products of half types in float32."""
     if op in SUMS:
         return sum_over_group(x, op, group, collective.psum)
     if op == "max":

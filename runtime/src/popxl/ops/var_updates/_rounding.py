@@ -16,7 +16,7 @@ from popxl.ops.random import random_bits
 
 
 def round_stochastically(new_value: Any, t: Any, seed: Any, update_number: Any) -> Any:
-    """Rounds a float32 update of a variable with old value `t`; see `_store.round_to_variable`."""
+    """Rounds a float32 update of a variable with old value `t` (see `_store.round_to_variable`)."""
     # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
     # should not round in step, though: their old values, equal in copies alone, tell them apart.
     old_bits = lax.bitcast_convert_type(t, jnp.uint16)
@@ -24,7 +24,7 @@ def round_stochastically(new_value: Any, t: Any, seed: Any, update_number: Any) 
 
 
 def random_uint16(seed: Any, old_bits: Any, update_number: Any) -> Any:
-    """Returns uniform uint16 of the shape of `old_bits`, for one update of a run.
+    """Returns uniform random uint16 of the shape of `old_bits`, for one update of a run.
 
     A hash of each element's position, and of `old_bits`, under a key that Threefry draws: it is
     computed where the update is, element by element. Drawn by Threefry, the bits of a large table
@@ -48,7 +48,7 @@ def _mix_bits(x: Any) -> Any:
 
 
 def round_to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
-    """Rounds float32 to one of the two nearest values of a 16-bit float dtype, by random bits.
+    """Rounds float32 up or down to a neighbor in a 16-bit float dtype, chosen by random bits.
 
     A value of the dtype remains. NaN does too, and where there is no finite neighbour above, the
     result is that of rounding to nearest.
@@ -75,7 +75,7 @@ def round_to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
 
 
 def _round_subnormal(value: Any, info: Any, bits: Any) -> Any:
-    """Rounds stochastically in the subnormal range, where values have a constant step."""
+    """Rounds stochastically in a dtype's subnormal range, where values have a constant step."""
     step = float(info.smallest_subnormal)
     steps = jnp.abs(value) / step  # exact: the step is a power of two
     whole = jnp.floor(steps)

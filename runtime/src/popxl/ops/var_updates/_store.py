@@ -21,7 +21,7 @@ def to_float32_array(x: Any) -> Any:
 
 
 def update_operands(t: Any, *values: Any) -> list[Any]:
-    """Returns a variable and its update's operands in the dtype that updates are computed in.
+    """Returns a variable and its update's operands in the dtype in which updates are computed.
 
     That is the variable's if all are integers, and float32 otherwise. None remains.
     """

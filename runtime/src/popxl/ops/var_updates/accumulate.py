@@ -28,7 +28,7 @@ _OF_EACH: dict[str, Any] = {**_UPDATE, "tags": ("elementwise",)}
 
 
 def _define_update(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes an update's lowering from `formula(t, x, f)`, the new value; f can be None."""
+    """Returns the lowering of an update whose new value is `formula(t, x, f)`; f can be None."""
 
     @with_scalars
     def lower(t: Any, x: Any, f: Any = None, rounding: Any = None) -> Any:

@@ -36,7 +36,7 @@ def _add_weight_decay(update: Any, weight: Any, weight_decay: Any) -> Any:
 
 
 def _float32_operands(arrays: tuple[Any, ...], with_weight: bool, with_step: bool) -> list[Any]:
-    """Returns moments, weight and time step in float32; missing ones are None."""
+    """Returns Adam's moments, weight and time step in float32; missing ones are None."""
     rest = list(arrays)
     first, second = to_float32_array(rest.pop(0)), to_float32_array(rest.pop(0))
     weight = to_float32_array(rest.pop(0)) if with_weight else None
@@ -82,7 +82,7 @@ _ADAMAX = define("adamax_updater", _adamax, grad=NO_GRAD, tags=_TAGS)
 
 
 def weight_decay_is_required(weight_decay: None | float | Tensor) -> bool:
-    """True if weight decay is a tensor or not 0."""
+    """True if weight decay is a tensor, or a number other than 0."""
     return isinstance(weight_decay, Tensor) or bool(weight_decay)
 
 

@@ -1,4 +1,4 @@
-"""Copy update: overwrites a variable."""
+"""Copy update: overwrites a variable with a tensor."""
 
 # ruff: noqa: N803 - names of PopXL's arguments
 from __future__ import annotations
