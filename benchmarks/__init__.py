@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run_in_processes(count: int, module: str, *arguments: str) -> Any:
-    """Run `python3 -m MODULE ARGUMENTS` in `count` processes and return the JSON that it prints.
+    """Run `python3 -m MODULE ARGUMENTS` in `count` processes; returns the JSON of process 0.
 
     Raises:
         UserError: a process ended with an error.
@@ -37,6 +37,6 @@ def run_script(script: str, *arguments: str) -> None:
 
 
 def read_metric(folder: Path, name: str) -> float:
-    """Returns a metric of the eval.json in a run folder."""
+    """Returns a validation metric from the file eval.json in a run folder."""
     report = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
     return float(report[name])

@@ -67,7 +67,7 @@ class Reductions:
 
 @dataclass(frozen=True)
 class PlannedCase:
-    """Planned reductions of both accumulation methods, with a number of micro-batches.
+    """Planned gradient reductions of both accumulation methods, for one number of micro-batches.
 
     Attributes:
         link: bytes per second that explain the times in `PUBLISHED`; None: that is another size.
@@ -79,7 +79,7 @@ class PlannedCase:
     link: float | None
 
     def format_row(self) -> str:
-        """Returns a row of the table of planned reductions."""
+        """Returns this case's row of the printed table of planned gradient reductions."""
         cells = [f"{self.micro_batches}"]
         for way in (self.naive, self.local):
             cells += [f"{way.count:,}", f"{way.nbytes / 1e9:.2f}", f"{way.seconds:.3f}"]
@@ -88,7 +88,7 @@ class PlannedCase:
 
 
 def format_plan_head(machine: Machine) -> str:
-    """Returns the header of the table of planned reductions."""
+    """Returns the header lines of the printed table of planned gradient reductions."""
     names = ["micro-batches"]
     for way in WAYS:
         names += [f"{way}: reductions", "GB reduced", f"s on {machine.title}"]
@@ -99,7 +99,7 @@ def format_plan_head(machine: Machine) -> str:
 def plan_reductions(
     size: ModelAndBatchSize, counts: Sequence[int], devices: int, machine: Machine
 ) -> Iterator[PlannedCase]:
-    """Plan both accumulation methods for each number of micro-batches."""
+    """Plan the gradient reductions of both accumulation methods for each count of micro-batches."""
     for count in counts:
         naive, local = (
             _count_reductions(
@@ -176,7 +176,7 @@ def measure_all(
     steps: int,
     devices: int,
 ) -> None:
-    """Print all measured cases; cases that the file lacks are measured first."""
+    """Print a row for each case; measures cases first that the measurement file does not have."""
     for group, count in ((group, count) for group in groups for count in counts):
         check_batch(size, count, devices if group == 1 else group)
         if (group, count) not in file.pairs:
@@ -194,7 +194,7 @@ TABLE_HEAD = """\
 
 
 def format_row(naive: AccumulationRun, local: AccumulationRun) -> str:
-    """Returns a table row of measured seconds, with the final perplexity, equal for both ways."""
+    """Returns a table row of measured seconds, with the perplexity, equal for both methods."""
     where = f"{local.processes} processes" if local.processes > 1 else f"{local.devices} devices"
     perplexity = math.exp(local.losses[-1])
     return (
@@ -227,7 +227,7 @@ def plot_seconds_per_step(pairs: Pairs, path: Path) -> None:
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan or measure both accumulation methods, and print a table."""
+    """Plan or measure gradient accumulation by both methods, and print a table."""
     args = _create_parser().parse_args(arguments)
     if args.plan:
         _print_plan(args)

@@ -56,7 +56,7 @@ class ModelAndBatchSize:
     rate: float = 1e-3
 
     def samples(self, steps: int) -> np.ndarray:
-        """Returns learnable global batches, int32 (steps, batch, length + 1).
+        """Returns learnable token ids, one batch per step: int32 (steps, batch, length + 1).
 
         Each token follows from the one before, with some noise.
         """
@@ -73,7 +73,7 @@ class ModelAndBatchSize:
 
 @dataclass(frozen=True)
 class AccumulationRun:
-    """Measured training run with one of the two accumulation methods.
+    """Measured training run that accumulated gradients by one of the two methods.
 
     Attributes:
         processes, devices: on which it ran; devices of all processes.
@@ -109,7 +109,7 @@ class ModelWithLoss(addons.Module):
             self.layer = addons.Module.from_list(list(map(model.block, model.layer_types)))
 
     def build(self, input_ids: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
-        """input_ids and labels int32 (micro-batch, length) -> mean token loss, float32 scalar."""
+        """Build the loss: input_ids, labels int32 (micro-batch, length) -> token mean, float32."""
         weight = popxl.constant(1 / input_ids.nelms, popxl.float32)
         with use_run_config(self._config):
             x = self.embeddings(input_ids)
@@ -137,7 +137,7 @@ def build_config(size: ModelAndBatchSize, devices: int) -> GPTJConfig:
 
 
 class AccumulationProgram:
-    """PopXL program that takes one optimizer step per run, with a method of accumulation.
+    """PopXL program of one optimizer step that accumulates gradients by one of the two methods.
 
     Args:
         ir: an empty one, for some replicas.
@@ -182,7 +182,7 @@ class AccumulationProgram:
         }
 
     def _reduce_each_micro_batch(self) -> dict[str, popxl.Tensor]:
-        """All-reduce the gradients of each micro-batch, and average them."""
+        """All-reduce the gradients of each micro-batch separately, and average them."""
         args = self.forward.args
         grad = addons.autodiff(self.forward, [self.forward.graph.outputs[0]], args.values_flat())
         sums = {n: ops.init(t.shape, popxl.float32, n) for n, t in args.to_dict().items()}
@@ -224,7 +224,7 @@ class AccumulationProgram:
 
     # ---- running --------------------------------------------------------------------------------
     def initial_values_by_variable(self) -> dict:
-        """Returns initial weights by variable, equal for all programs of a size."""
+        """Returns the same initial weights for all programs of a model size, by variable."""
         weight_map = decoder_weight_map(self.config, decoder_spec(self.config))
         trees = {}
         for layer in weight_map.layers:
@@ -234,7 +234,7 @@ class AccumulationProgram:
         return {variable: make() for variable, make in initial_values.items()}
 
     def shard_batch(self, tokens: np.ndarray) -> dict[popxl.HostToDeviceStream, np.ndarray]:
-        """Shard a global batch: (batch, length + 1) -> (micro-batches, local replicas, ...)."""
+        """Shard token ids by replica: (batch, length + 1) -> (micro-batches, replicas, ...)."""
         replicas, local_replicas = self.ir.replication_factor, self.ir.instance_replication_factor
         first = local_replicas * popdist.getInstanceIndex() if local_replicas < replicas else 0
         shape = (self.micro_batches, replicas, *self.input_ids.shape)
@@ -282,7 +282,7 @@ def measure_run(
 
 
 def list_reductions(ir: popxl.Ir) -> tuple[int, int]:
-    """Returns the bytes that a device contributes to the reductions of a run, and their number."""
+    """Returns the bytes that a device contributes to a run's collectives, and their number."""
     all_collectives = list_collectives(ir)
     return sum(c.nbytes for c in all_collectives), sum(c.count for c in all_collectives)
 
@@ -295,7 +295,7 @@ def list_collectives(ir: popxl.Ir) -> list[popxl.plan.Collective]:
 def measure_both(
     size: ModelAndBatchSize, micro_batches: int, replication: int | Literal["popdist"], steps: int
 ) -> tuple[AccumulationRun, AccumulationRun]:
-    """Measure both accumulation methods in this process; returns (naive, local)."""
+    """Measure both accumulation methods in this process: (per micro-batch, once per step)."""
     naive, local = (measure_run(size, way, micro_batches, replication, steps) for way in WAYS)
     return naive, local
 
@@ -312,7 +312,7 @@ def measure_in_processes(
 
 
 def run_as_process(settings: str) -> None:
-    """Measure as one of several processes; the first one prints the result as JSON."""
+    """Measure as one of several processes; process 0 prints the result as JSON."""
     popdist.init()  # layers look at the devices
     size, micro_batches, steps = json.loads(settings)
     both = measure_both(ModelAndBatchSize(**size), micro_batches, "popdist", steps)

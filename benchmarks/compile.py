@@ -55,7 +55,7 @@ class DeviceBytes:
 
     @classmethod
     def from_memory(cls, memory: popxl.plan.MemoryUse) -> DeviceBytes:
-        """Returns the bytes in XLA's memory analysis of a compiled program, or in a plan."""
+        """Returns the bytes of a compiled program, from XLA's memory analysis or from the plan."""
         arguments = memory.variables + memory.streams + memory.remote
         compute = memory.temporaries + memory.streams
         return cls(arguments, memory.temporaries, compute, memory.remote)
@@ -87,7 +87,7 @@ class Compilation:
         return self.plan.total / self.xla.total
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns fields, totals and ratio as JSON data."""
+        """Returns the fields, total bytes, and ratio of compiled to planned bytes as JSON data."""
         totals = {name: getattr(self, name).total for name in ("xla", "plan")}
         return asdict(self) | {"total": totals, "ratio": self.ratio}
 
@@ -138,7 +138,7 @@ def compile_depths(
 
 
 def format_depths(rows: Sequence[dict[str, float | int]]) -> str:
-    """Returns a table of compile times by depth, with ratios to the first row."""
+    """Returns a table of compile times by number of layers, with ratios to the first row."""
     first = rows[0]
     lines = ["layers  build s  compile s  (ratio)  compute MiB  (ratio)  host MiB"]
     lines += [
@@ -159,7 +159,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 @entry_point(popxl.errors.DeviceError)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile a preset, and print time and memory."""
+    """Compile a preset's fine-tuning program, and print the compile time and the memory."""
     line = read_throughput_line("finetuning", __doc__, arguments, UNUSED, _add_options)
     result: dict[str, Any]
     with explain_resource_errors(line.preset, line.config):

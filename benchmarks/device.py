@@ -53,7 +53,7 @@ Task = tuple[str, Sequence[str]]
 
 
 def list_tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str]) -> list[Task]:
-    """Returns the measurement tasks, the most important first."""
+    """Returns the tasks that measure a device, the most important first."""
     trained = [
         (f"{preset}, {placement}", ["train", "--config", preset, "--set",
                                     f"execution.placement={placement}"])
@@ -134,7 +134,7 @@ def record_tasks(
 
 
 def build_machine(tasks_done: Sequence[TaskResult]) -> dict[str, Any] | None:
-    """Returns an entry for machines.yml with the measured rates; None if there are none yet."""
+    """Returns a hardware entry for machines.yml with measured rates; None before the first rate."""
     fields: dict[str, Any] | None = None
     for metrics in (each.metrics for each in tasks_done):
         rates = metrics.get("measured", {})
@@ -150,7 +150,7 @@ def build_machine(tasks_done: Sequence[TaskResult]) -> dict[str, Any] | None:
 
 
 def format_line(task: TaskResult) -> str:
-    """Returns a one-line summary of a task's result."""
+    """Returns a one-line summary of a measurement task's result."""
     if task.error is not None:
         return f"{task.name}: {task.error}"
     shown = ", ".join(f"{k} {_format_number(v)}" for k, v in task.metrics["measured"].items() if v)
@@ -160,7 +160,7 @@ def format_line(task: TaskResult) -> str:
 
 
 def format_table(tasks_done: Sequence[TaskResult]) -> str:
-    """Returns a Markdown table of measured and simulated seconds."""
+    """Returns a Markdown table of measured and simulated seconds of the measured programs."""
     rows = ["| Measured | Seconds | Simulated | Ratio | Layers |", "|---|---|---|---|---|"]
     rest = []
     for each in tasks_done:
@@ -201,7 +201,7 @@ def _record_from_arguments(arguments: Sequence[str]) -> None:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one task, or record all tasks."""
+    """Measure a device by one task, or record the results of all tasks."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     if any(each.partition("=")[0] == "--record" for each in args):
         _record_from_arguments(args)

@@ -99,7 +99,7 @@ def measure_bandwidths(device: DeviceDesc, mebibytes: int = 256) -> Bandwidths:
 
 
 def _transfer_program(shape: tuple[int, int], loads: bool, stores: bool) -> popxl.Ir:
-    """Returns a program that loads buffer entries, stores entries of another buffer, or both."""
+    """Returns a program that loads or stores remote-buffer entries, or does both at a time."""
     ir = popxl.Ir()
     with ir.main_graph:
         source, target = (popxl.remote_buffer(shape, popxl.float32, _ENTRIES) for _ in range(2))
@@ -155,7 +155,7 @@ _BLOCK = 2**20  # random numbers; weights repeat them
 
 
 def measure_bandwidth_task(args: argparse.Namespace) -> Metrics:
-    """Measure host transfers and device memory; also returns the fields of a `Machine`."""
+    """Measure host transfers and device memory; also describes the machine as machines.yml does."""
     rates = measure_bandwidths(args.device, args.mebibytes)
     return {
         "measured": asdict(rates) | {"overlap": rates.overlap},
@@ -164,7 +164,7 @@ def measure_bandwidth_task(args: argparse.Namespace) -> Metrics:
 
 
 def _describe_machine(device: DeviceDesc) -> Metrics:
-    """Returns the fields of a `planning.hardware.machines.Machine`, with local memory sizes."""
+    """Returns the fields of `planning.hardware.machines.Machine` for the local machine."""
     fields, host = asdict(machine_from_table(device)), host_memory()
     del fields["name"]
     fields |= {"title": f"{hardware.device_kinds(device, 1)[0]}, as measured"}
@@ -194,7 +194,7 @@ def measure_generation_task(args: argparse.Namespace) -> Metrics:
 def _measure_largest_that_fits(
     args: argparse.Namespace, kind: str, measure: Callable[[RunConfig, int], Metrics]
 ) -> Metrics:
-    """Measure a preset with all its layers; halve their number until memory suffices."""
+    """Measure a preset with all its layers; halves the number of layers until memory suffices."""
     config = _load_task_config(args, kind)
     while True:
         try:
@@ -252,7 +252,7 @@ def _measure_training(config: RunConfig, runs: int) -> Metrics:
 
 
 def measure_trace_task(args: argparse.Namespace) -> Metrics:
-    """Measure a GPU's stream activity in a training step with the JAX profiler."""
+    """Measure how a GPU's streams are used in a training step, with the JAX profiler."""
     return _measure_largest_that_fits(args, "finetuning", _measure_streams)
 
 
@@ -309,7 +309,7 @@ def _plan_metrics(
     target_machine: Machine,
     requirements_fn: Callable[[RunConfig, str], Requirements],
 ) -> Metrics:
-    """Returns the planned time and memory of a run on a machine, for comparison."""
+    """Returns a program's planned time and memory on a machine, to compare with measured ones."""
     plan_report = make_report("", requirements_fn(config, target_machine.target), target_machine)
     predicted: Mapping[str, Any] = {
         "bound": plan_report.seconds,
@@ -341,7 +341,7 @@ TASKS: Mapping[str, Callable[[argparse.Namespace], Metrics]] = {
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line of a task."""
+    """Parse the command line of a measurement task."""
     parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--device", dest="device_name", default="auto")

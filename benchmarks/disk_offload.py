@@ -45,7 +45,7 @@ from terminal.parser import Parser
 
 @contextmanager
 def idle_disk() -> Iterator[None]:
-    """A context in which reads and writes of scratch files do nothing; file contents are lost.
+    """A context in which file reads and writes of offloaded state do nothing; contents are lost.
 
     Checksums are still computed, because they take processor time.
     """
@@ -196,13 +196,13 @@ def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any
 
 
 def _answer_tokens(config: RunConfig) -> int:
-    """Returns the number of tokens that are generated for a prompt."""
+    """Returns the number of tokens that a generation program generates per prompt."""
     model: Any = config.model
     return model.decoder_sequence_length if config.family == "t5" else model.output_length
 
 
 def measure_training(config: RunConfig, runs: int) -> dict[str, Any]:
-    """Measure the time and disk traffic of training steps."""
+    """Measure the seconds and the disk traffic of training steps."""
     measured = measure_throughput(config, runs, idle_disk)
     print(summary_of(measured))
     metrics = asdict(measured)
@@ -211,7 +211,7 @@ def measure_training(config: RunConfig, runs: int) -> dict[str, Any]:
 
 
 def _disk_time_lower_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns disk traffic, disk rates and the lower bound on a step's seconds.
+    """Returns disk traffic and rates, and the seconds that a training step takes at least.
 
     The bound is the longer of a step without disk requests and its traffic at the disk's rate.
     """
@@ -231,7 +231,7 @@ def _disk_time_lower_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dic
 
 
 def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:
-    """Print metrics as JSON, and replace the line of the same command in a record file."""
+    """Print metrics as JSON, and replace the record file's line of the same benchmark command."""
     print(json.dumps(metrics))
     if path is not None:
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
@@ -243,7 +243,7 @@ def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one entry of `RUNS`, print it, and add it to the record file."""
+    """Measure one entry of `RUNS`, print its metrics, and add them to the record file."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", choices=RUNS, help="which model, and what of it")
     parser.add_argument("--folder", required=True, help="a folder of a local disk, for the state")

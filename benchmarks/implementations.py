@@ -1,4 +1,4 @@
-"""Implementations to compare: this program, Hugging Face's model in torch, a JAX program.
+"""Programs whose speed is compared: this program, Hugging Face's model in torch, plain JAX.
 
 All have the same examples. Ours and JAX's have the shapes of the configuration; torch's batches are
 padded to their longest sequence, as users of transformers pad them. Several examples share a sample
@@ -48,7 +48,7 @@ class Worker:
         )
 
     def info(self) -> Info:
-        """Returns the program's metadata, once, when it is ready and before the first run."""
+        """Returns the program's metadata, which it sends once, before the first run."""
         said: Info = self._read_line()
         return said
 
@@ -79,7 +79,7 @@ class Worker:
 
 
 def serve(info: Info, program: Callable[[], float]) -> None:
-    """Run a program for a `Worker` in the parent process, one run per line read from stdin.
+    """Run a compared program in a child process, once per line that its parent `Worker` sends.
 
     Args:
         program: runs once and returns the seconds it took.
@@ -107,7 +107,7 @@ GENERATION = ("ours", "torch")
 
 
 def training_programs(config: RunConfig) -> tuple[str, ...]:
-    """Returns the names of the programs that can train a model."""
+    """Returns the names of the compared programs that can train a model."""
     info = get_family(config).to_config_json(config)
     return (*TRAINING, JAX) if is_supported(info) else TRAINING
 
@@ -129,11 +129,11 @@ class Implementation:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """Result and FLOPs of a run as JSON data."""
+        """Returns the result and the FLOPs of a run as JSON data."""
         return {"result": self.result, "flops": self.flops}
 
     def run_timed(self) -> float:
-        """Run once; returns the seconds it took."""
+        """Run the program once; returns the seconds it took."""
         start = time.perf_counter()
         self.run()
         return time.perf_counter() - start
@@ -143,7 +143,7 @@ class Implementation:
 def training_implementation(
     name: str, config: RunConfig, mean_tokens: float | None = None
 ) -> Implementation:
-    """Create the named program for an optimizer step on a micro-batch of examples.
+    """Create the compared program of this name for an optimizer step on a micro-batch of examples.
 
     Args:
         mean_tokens: of a prompt; see `SampleFormat.make_random_samples`.
@@ -180,7 +180,7 @@ def training_implementation(
 def generation_implementation(
     name: str, config: RunConfig, count: int, mean_tokens: float | None = None
 ) -> Implementation:
-    """Create the named program for generating answers to `count` prompts in micro-batches."""
+    """Create the compared program of this name that answers `count` prompts in micro-batches."""
     weight_map = get_family(config).weight_map(config)
     weights = weight_map.init_weights(config.model.seed)
     input_ids, mask = _generate_prompts(config, count, mean_tokens)
@@ -230,18 +230,18 @@ def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def _count_used_columns(mask: np.ndarray) -> int:
-    """Returns the number of columns up to the last with a true value; mask (rows, columns)."""
+    """Returns the number of columns up to the last that has a True in a mask (rows, columns)."""
     return int(np.flatnonzero(mask.any(axis=0)).max(initial=-1)) + 1
 
 
 def _split_examples(batch: Batch) -> list[dict[str, np.ndarray]]:
-    """Split a batch into batches of one example without padding."""
+    """Split a padded batch into one batch per example, without padding."""
     rows = range(len(batch["labels"]))
     return [trim_padding({name: array[i : i + 1] for name, array in batch.items()}) for i in rows]
 
 
 def _generate_examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
-    """Generate `count` random examples, one per sample."""
+    """Generate `count` examples of random tokens, one per sample."""
     if _examples_per_sample(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_sample=1))
     return get_family(config).sample_format.make_random_samples(config, count, mean_tokens)
@@ -254,7 +254,7 @@ def _examples_per_sample(config: RunConfig) -> int:
 def _generate_prompts(
     config: RunConfig, count: int, mean_tokens: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns int32 token ids and mask (count, length) of random prompts."""
+    """Returns random prompts: int32 token ids and mask (count, length)."""
     batch = _generate_examples(config, count, mean_tokens).take(range(count))
     input_ids = batch["input_ids"]
     return input_ids, batch["segment_ids"]
@@ -265,7 +265,7 @@ def _warm_up(run: Callable[[], Any], flops: float | None = None) -> Implementati
 
 
 def _count_flops(function: Callable[[], object]) -> float:
-    """Returns the FLOPs of torch's matrix products in `function`; a multiply-add counts as two."""
+    """Returns the FLOPs of the torch matmuls that `function` runs; a multiply-add counts as two."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:

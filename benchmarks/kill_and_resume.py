@@ -57,7 +57,7 @@ _STACKS = 2**30  # bytes that threads map and never touch
 
 @contextmanager
 def limit_memory(nbytes: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A context with a memory limit; yields its name, and a function for child processes to call.
+    """A context with a memory limit; yields the kind of limit, and a function for child processes.
 
     In a control group all those processes together have so many bytes; what is resident counts, the
     page cache among it as far as the kernel cannot drop it. Without one, each has so many, and a
@@ -94,7 +94,7 @@ def _create_cgroup(nbytes: int) -> Path | None:
 
 
 def _join_cgroup(procs: Path) -> None:
-    """Move this process into a control group."""
+    """Move this process into a control group of Linux (cgroup)."""
     procs.write_text(str(os.getpid()))
 
 
@@ -106,23 +106,23 @@ _SAVED = 2**26  # bytes of the second step that are written before the kill
 
 @dataclass(frozen=True)
 class MeasurementFolders:
-    """Folders of a measurement: offloaded state, checkpoints and export."""
+    """Folders of one kill-and-resume measurement: offloaded state, checkpoints and export."""
 
     root: Path
 
     @property
     def disk(self) -> str:
-        """Folder of the state on disk."""
+        """Folder of the training state that is offloaded to disk."""
         return str(self.root / "disk")
 
     @property
     def run(self) -> Path:
-        """Folder of the checkpoints."""
+        """Folder of the run's checkpoints."""
         return self.root / "run"
 
     @property
     def export(self) -> Path:
-        """Folder of the export."""
+        """Folder of the exported Hugging Face model."""
         return self.root / "export"
 
 
@@ -209,7 +209,7 @@ CHILDREN = {
 
 
 def _global_batches(config: RunConfig) -> Iterator[list[Batch]]:
-    """Yield the global batches of each run of the program."""
+    """Yield the global batches that each run of the training program reads."""
     samples = get_family(config).sample_format.make_random_samples(
         config, 4 * config.training.global_batch_size, None
     )
@@ -231,7 +231,7 @@ def _print_json(**fields: Any) -> None:
 
 # ---- the parent ---------------------------------------------------------------------------------
 def measure(name: str, folders: MeasurementFolders) -> dict[str, Any]:
-    """Run the child processes of a measurement one after the other; returns their metrics.
+    """Run the child processes that save, resume and export, in turn; returns their metrics.
 
     Raises:
         UserError: one failed, or what must be equal is not.
@@ -274,7 +274,7 @@ def _run_child(
     preexec: Callable[[], None],
     kills: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Run a child process and yield its JSON output, at last with its seconds.
+    """Run a child process; yields the JSON lines that it prints, at last one with its seconds.
 
     Args:
         preexec: called first in the child.

@@ -36,7 +36,7 @@ RATE = 1e-4
 
 
 class Way:
-    """One way to train: a session, and the batches that it reads.
+    """One of the two compared ways to train: a session, and the batches that it reads.
 
     Attributes:
         seconds: of each round.
@@ -54,7 +54,7 @@ class Way:
         self.seconds, self._step = list[float](), 0
 
     def run_round(self) -> None:
-        """Train on as many samples as there are, and measure the seconds."""
+        """Train a way's session on as many samples as in each other round; measures the seconds."""
         start = time.perf_counter()
         for _ in range(self.batches):
             self.model.run([self.loader.next_batch()], [RATE], self._step)
@@ -63,7 +63,7 @@ class Way:
 
 
 def measure(config: T5Config, lengths: str, rounds: int, batches: int) -> dict[str, Any]:
-    """Measure both ways in turn; the first round is not counted.
+    """Measure padding to buckets and to the longest sample in turn, without the first round.
 
     Args:
         lengths: value of `data.length_buckets`.
@@ -92,7 +92,7 @@ def measure(config: T5Config, lengths: str, rounds: int, batches: int) -> dict[s
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a JSON line, and add it to the record file."""
+    """Measure both ways of padding, print a JSON line, and add it to the record file."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--config", default="small", help="preset of a T5")

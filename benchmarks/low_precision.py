@@ -51,13 +51,13 @@ Tensors = Mapping[str, np.ndarray]
 
 
 def full_weights(tensors: Tensors) -> dict[str, np.ndarray]:
-    """Returns a checkpoint's weights in float64, with float32 masters or residuals applied."""
+    """Returns a checkpoint's weights in float64, with their float32 master copies or residuals."""
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER_PREFIX}/")]
     return {name: float32_weight(tensors, name).astype(np.float64) for name in names}
 
 
 def weights_distance(weights: Tensors, other_weights: Tensors) -> float:
-    """Returns the Euclidean distance of two sets of weights, over all tensors together."""
+    """Returns the Euclidean distance of two models' weights, over all tensors together."""
     return float(
         np.sqrt(sum(np.sum((weights[name] - other_weights[name]) ** 2) for name in weights))
     )
@@ -83,7 +83,7 @@ LAST_STEPS = 30
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Mean loss of the last training steps, and weights before and after training."""
+    """Mean loss of the last training steps, and the weights before and after training."""
 
     loss: float
     initial: Tensors
@@ -91,18 +91,18 @@ class UpdateResult:
 
     @property
     def changed_fraction(self) -> float:
-        """Fraction of the weights that training changed."""
+        """Fraction of the weights whose values training changed."""
         changed = sum(np.count_nonzero(w != self.initial[n]) for n, w in self.final.items())
         return changed / sum(w.size for w in self.final.values())
 
     def relative_error(self, exact: UpdateResult) -> float:
-        """Relative L2 error of the weight change, compared with that of the result `exact`."""
+        """Relative L2 error of the weights' change, compared with that of the result `exact`."""
         changes = [{n: r.final[n] - r.initial[n] for n in r.final} for r in (self, exact)]
         return weights_distance(*changes) / weights_distance(exact.final, exact.initial)
 
 
 def config_with_state_form(preset: str, state_form: str, batch: int, seed: int) -> RunConfig:
-    """Returns a preset's configuration with one of the optimizer state `FORMS`, on one device."""
+    """Returns a preset's one-device configuration with a form of optimizer state from `FORMS`."""
     common = {
         "model": {"precision": state_form.partition(",")[0], "seed": seed},
         "training": {"global_batch_size": batch},
@@ -113,7 +113,7 @@ def config_with_state_form(preset: str, state_form: str, batch: int, seed: int) 
 
 
 def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:
-    """Train from the configured random weights at a constant learning rate."""
+    """Train a model from its configured random weights at a constant learning rate."""
     family = get_family(config)
     data = Pipeline(config, family.sample_format)
     loader = Loader.from_config(config, data.make_training_samples())
@@ -127,7 +127,7 @@ def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:
 
 
 def compare_updates(args: argparse.Namespace) -> None:
-    """Train a preset with all forms of optimizer state, and print a table."""
+    """Train a preset with each precision of optimizer state, and print a table of their effects."""
     print("| weights | loss | distance from float32's change | weights changed |")
     print("|---|---|---|---|")
     results: dict[str, UpdateResult] = {}
@@ -171,7 +171,7 @@ def create_chat_model(folder: Path) -> Sequence[str]:
 
 
 def train_run(folder: Path, flags: Sequence[str], *validation_flags: str) -> Path:
-    """Train and validate a run unless it is complete; returns the run folder."""
+    """Train and validate a configuration unless its run is complete; returns the run folder."""
     if not (folder / "eval.json").exists():
         run_script("run_finetuning.py", *flags, "--save", str(folder), "--run-dir", str(folder))
         run_script("run_validation.py", "--load", str(folder), *validation_flags)
@@ -199,7 +199,7 @@ def compare_states(args: argparse.Namespace) -> None:
 
 
 def _format_means(runs: Mapping[tuple[str, int], Path], metric: str) -> list[str]:
-    """Returns the mean of a metric over seeds for each optimizer state, with all values."""
+    """Returns the mean of a metric over seeds for each optimizer state, with each seed's value."""
     values = {
         state: [read_metric(folder, metric) for (of, _), folder in runs.items() if of == state]
         for state in STATES
@@ -208,7 +208,7 @@ def _format_means(runs: Mapping[tuple[str, int], Path], metric: str) -> list[str
 
 
 def _relative_distance(runs: Mapping[tuple[str, int], Path]) -> float:
-    """Returns the weights' distance of 8-bit from float32 state, relative to that of two seeds.
+    """Returns the distance of weights trained with 8-bit and float32 state, in units of seed noise.
 
     It is the mean over equal seeds, divided by the mean distance of two float32 runs; NaN with
     one seed.

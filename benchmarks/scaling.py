@@ -45,7 +45,7 @@ DEVICES_OF_A_HOST = 8
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each number of processes or hosts, and print one row for each."""
+    """Measure a run with each number of processes or hosts, and print one row for each."""
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=parse_count_option, nargs="*", default=[])
     parser.add_argument("--hosts", type=parse_count_option, nargs="*", default=[])
@@ -76,7 +76,7 @@ def _print_row(rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def _extrapolate(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Extrapolate messages, bytes and service time to `MAX_PROCESSES` processes.
+    """Extrapolate the messages, bytes and seconds of coordination to `MAX_PROCESSES` processes.
 
     Messages and bytes by a polynomial; the time per message is that of the most processes
     measured.
@@ -98,7 +98,7 @@ def _extrapolate(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 # ---- one of the processes -----------------------------------------------------------------------
 def run_as_process(folder: str) -> None:
-    """Measure as one of several processes; the first one prints the result as JSON."""
+    """Measure as one of several processes; process 0 prints the result as JSON."""
     start = time.monotonic()
     popdist.init()
     end = time.monotonic()
@@ -110,7 +110,7 @@ def run_as_process(folder: str) -> None:
 
 
 def _measure_step_messages() -> dict[str, float]:
-    """Measure the messages between processes in a training step: signals and token counts."""
+    """Measure the messages between processes in a training step: stop signals and token counts."""
     seconds, before, busy = [], _rpc_traffic("exchange"), _service_seconds()
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -124,7 +124,7 @@ def _measure_step_messages() -> dict[str, float]:
 
 
 def _measure_heartbeats() -> dict[str, float]:
-    """Measure the messages of one second of heartbeats."""
+    """Measure the heartbeat messages between processes in one second."""
     popdist.all_gather_object("watching begins")
     before, busy, start = _rpc_traffic("watch"), _service_seconds(), time.perf_counter()
     time.sleep(WATCHED)
@@ -137,7 +137,7 @@ def _measure_heartbeats() -> dict[str, float]:
 
 
 def _measure_saving(folder: str) -> dict[str, float]:
-    """Measure saving and loading a checkpoint."""
+    """Measure the messages, bytes and seconds of saving and loading a checkpoint."""
     from checkpoints import CheckpointStore
 
     with CheckpointStore(folder) as store:
@@ -151,7 +151,7 @@ def _measure_saving(folder: str) -> dict[str, float]:
 
 
 def _load_local_row(folder: str) -> Any:
-    """Load a checkpoint and read this process's row of each tensor."""
+    """Load a checkpoint and read the row of each tensor that this process holds."""
     from checkpoints import load_checkpoint
     from checkpoints.tensor_shards import TensorShard
 
@@ -190,7 +190,7 @@ class _RowShards(Mapping[str, np.ndarray]):
 
 
 def _time_slowest(function: Callable[[], Any]) -> float:
-    """Call a function on all processes; returns the seconds of the slowest."""
+    """Call a function on all processes; returns the seconds of the slowest process."""
     popdist.all_gather_object("ready")
     start = time.perf_counter()
     function()
@@ -198,7 +198,7 @@ def _time_slowest(function: Callable[[], Any]) -> float:
 
 
 def _sum_traffic(prefix: str, traffic: np.ndarray) -> dict[str, float]:
-    """Returns messages and bytes summed over all processes."""
+    """Returns the messages and bytes that all processes together sent."""
     messages, *nbytes = np.sum(popdist.all_gather_object(traffic.tolist()), axis=0)
     return {f"{prefix}messages": float(messages), f"{prefix}bytes": float(sum(nbytes))}
 
@@ -219,7 +219,7 @@ def _service_seconds() -> float:
 
 # ---- many hosts, on paper -----------------------------------------------------------------------
 def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
-    """Measure the tables that one host builds to save `xxl_pod64` on this many hosts."""
+    """Measure the sharding tables that one of `hosts` hosts builds to save preset `xxl_pod64`."""
     from checkpoints.manifest import FILE_NAME, Manifest
     from checkpoints.shard_assignment import ShardAssigner
     from checkpoints.tensor_files import read_records, write_records
@@ -266,7 +266,7 @@ def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
 
 
 def _find_storing_processes(tensors: Any, sharded_specs: Mapping[str, Any], host: int) -> set[int]:
-    """Returns the processes whose shards one host needs to resume on equally many hosts."""
+    """Returns the processes that stored the shards which one host loads when a run resumes."""
     processes: set[int] = set()
     seen = set()
     for tensor in tensors.shards():
@@ -304,7 +304,7 @@ def _build_tensors(hosts: int) -> Any:
 
 
 def _create_records(tensors: Any, local_shards: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Returns records of the tensors that process 0 stores, without hashes."""
+    """Returns checkpoint records, without hashes, of the tensors that process 0 stores."""
     from checkpoints.safetensors_files import chunk_count
     from checkpoints.sharded_files import stored_name
     from checkpoints.tensor_files import TensorRecord

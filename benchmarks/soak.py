@@ -65,7 +65,7 @@ class RunsDifferError(UserError):
 
 @dataclass
 class SoakTest:
-    """The interrupted run, the number of each interruption and its metrics.
+    """Soak test in progress: the interrupted run, counts of its interruptions, and its metrics.
 
     Attributes:
         folder: folder of all files.
@@ -94,7 +94,7 @@ class SoakTest:
 
     # ---- one life -------------------------------------------------------------------------------
     def run_once(self, is_last: bool = False) -> None:
-        """Start the run, interrupt it, and check its checkpoints and output."""
+        """Start or resume the run, interrupt it, and check its checkpoints and its output."""
         log, port = self.folder / "life.log", _free_port()
         ends_by = signal.SIGTERM if is_last or self._flip_coin() else signal.SIGKILL
         flags = ("--steps", "1000000", "--checkpoint.steps", "3", "--to_keep", "3", "--save",
@@ -129,7 +129,7 @@ class SoakTest:
         return self.chance.random() < 0.5
 
     def _draw_event(self, event: str) -> bool:
-        """Draw whether an event happens, and count it."""
+        """Draw whether a random interruption happens, and count it."""
         happens = self._flip_coin()
         self.counts[event] += happens
         return happens
@@ -158,7 +158,7 @@ class SoakTest:
         self.newest = max(self.newest, saved[0].step if saved else 0)
 
     def _check(self, text: str) -> None:
-        """Check the output of a finished process, and the checkpoint on disk."""
+        """Check the output of a finished training process, and the newest checkpoint on disk."""
         wrong_start = self.rows and f"starting from step {self._start}" not in text
         if wrong_start:
             raise RunsDifferError(f"a life did not start from step {self._start}: {text[:2000]}")
@@ -174,7 +174,7 @@ class SoakTest:
 
     # ---- the run that nobody disturbs -----------------------------------------------------------
     def compare(self) -> int:
-        """Train without interruption, and compare metrics; returns the number of compared steps."""
+        """Train without interruption and compare metrics; returns the number of compared steps."""
         whole, log = self.folder / "whole", self.folder / "whole.log"
         with _start_run(
             self.folder, ("--steps", str(self.newest), "--save", str(whole)), log

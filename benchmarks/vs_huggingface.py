@@ -58,7 +58,7 @@ WORK = ("training", "generation")
 
 @dataclass(frozen=True)
 class SpeedComparison:
-    """Measured speed of all compared programs in training or generation.
+    """Measured speed of all compared programs, for training or for generation.
 
     Attributes:
         samples: examples that a program works on in a run.
@@ -91,7 +91,7 @@ def check_results(results: Mapping[str, Any]) -> None:
 def measure_interleaved(
     workers: Mapping[str, Worker], samples: int, rounds: int, rate: float
 ) -> SpeedComparison:
-    """Run the compared programs in turn, `rounds` times, after one warm-up round.
+    """Run the compared programs in turn, `rounds` times, after one uncounted warm-up round.
 
     Args:
         rate: operations per second of large matrix products.
@@ -123,7 +123,7 @@ def measure_interleaved(
 
 
 def format_comparison(name: str, comparison: SpeedComparison) -> str:
-    """Returns a text table of the compared programs."""
+    """Returns a text table of the compared programs' speed."""
     lines = [f"{name:22}  seconds  samples/s  of the matrix rate"]
     lines += [
         f"  {program:20}  {s:7.3f}  {comparison.samples_per_second[program]:9.2f}  "
@@ -136,7 +136,7 @@ def format_comparison(name: str, comparison: SpeedComparison) -> str:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare programs and print a table, or serve one of the programs to a `Worker`."""
+    """Compare programs' speed and print a table, or serve one of the programs to a `Worker`."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     description = __doc__.partition("\n")[0]
     line = read_command_line(description, "finetuning", "small", argv, _add_options, unused=UNUSED)
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _compare_programs(
     kind: str, argv: Sequence[str], line: CommandLine, rate: float
 ) -> SpeedComparison:
-    """Compare the programs in training or generation, each started in a child process."""
+    """Compare the programs' speed in training or generation; each runs in a child process."""
     command = [sys.executable, "-m", "benchmarks.vs_huggingface", *argv]
     trains = kind == "training"
     programs = training_programs(line.config) if trains else GENERATION

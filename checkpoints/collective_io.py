@@ -44,7 +44,7 @@ class ProcessError(Exception):
 
 
 def run_on_all_processes(function: Callable[[], Any], channel: str) -> list[Any]:
-    """Call a function on every process and return all results, by process index; collective.
+    """Call a function on every process; returns the results in order of process index; collective.
 
     Args:
         function: returns a small JSON value.
@@ -116,7 +116,7 @@ def raise_damage_on_all_processes() -> Iterator[None]:
 
 
 def error_reason(error: Exception) -> str:
-    """Return the reason of an OS error without the file name."""
+    """Return the operating system's reason for a failed file operation, without the file name."""
     return str(getattr(error, "strerror", None) or error)
 
 
@@ -145,7 +145,7 @@ def save_with_retries(save: Callable[[], None], failure: str) -> None:
 
 
 def check_shared_folder(directory: Path) -> None:
-    """Create a directory and check that all processes can read what process 0 writes there.
+    """Create a folder and check that all processes read there what process 0 writes; collective.
 
     Raises:
         CheckpointError: a process does not see the directory of process 0.

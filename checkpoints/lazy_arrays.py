@@ -38,7 +38,7 @@ class LazyArrays(Arrays):
         return self[name]
 
     def spec(self, name: str) -> ArraySpec:
-        """Return dtype and shape of an array; computes the array if no metadata have them."""
+        """Return dtype and shape of a named array; computes the array if no metadata have them."""
         array = self[name]
         return ArraySpec(array.dtype, array.shape)
 

@@ -43,7 +43,7 @@ FORMAT = 7
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of a saved step, except the tensors' values: metadata, file names and SHA-256."""
+    """Metadata, file names and SHA-256 hashes of a saved step: its content except tensor values."""
 
     step: int
     metadata: dict[str, Any]
@@ -134,7 +134,7 @@ class Manifest:
         )  # fmt: skip
 
     def check_text_files(self, folder: Path) -> None:
-        """Raise CheckpointError if a text file differs from the saved one."""
+        """Raise CheckpointError if a text file of the step, such as its config, is not as saved."""
         for name, saved_digest in self.texts.items():
             try:
                 digest = sha256_of_bytes(read_bytes(folder / name, MAX_TEXT))
@@ -167,7 +167,7 @@ class Manifest:
 
 
 def _parse_sharded_specs(content: JsonObject, num_processes: int) -> dict[str, ShardedTensorSpec]:
-    """Parse the specs of sharded tensors; raises FileError if they are invalid."""
+    """Parse dtype and shards of sharded tensors from JSON; raises FileError if they are invalid."""
     layouts = [_parse_shard_layout(layout) for layout in content.object_list("layouts")]
     owners, sharded = content.int_lists("owners"), {}
     for name, fields in content.objects("cut").items():
@@ -192,7 +192,7 @@ def _shard_layout_to_json(layout: ShardLayout) -> dict[str, Any]:
 
 
 def _parse_shard_layout(fields: JsonObject) -> ShardLayout:
-    """Parse the shard layout of a tensor.
+    """Parse from JSON how a tensor is split into shards.
 
     Raises:
         FileError: it is invalid, or does not cover the full tensor.

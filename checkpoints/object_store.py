@@ -66,11 +66,11 @@ class RemoteRun:
         """Time of the last successful write, in seconds of the monotonic clock."""
 
     def steps(self) -> list[StepFolder]:
-        """Return the complete steps, newest first."""
+        """Return the run's completely uploaded checkpoint steps, newest first."""
         return [s for s in self._list_step_folders() if self._exists(s.path / FILE_NAME)]
 
     def upload(self, step: Path, to_keep: int) -> None:
-        """Upload a step with the run's records and models; delete all but `to_keep` steps."""
+        """Upload a step folder with the run's other files; delete all but `to_keep` uploads."""
         run = RunFolder(step.parent)
         for file in run.records:
             with self._wrap_store_errors():
@@ -83,7 +83,7 @@ class RemoteRun:
         self._upload_step(step, to_keep)
 
     def download_newest(self, directory: Path, newer_than: int = -1) -> Path | None:
-        """Download the newest undamaged step, with the run's records, best weights and base models.
+        """Download the newest undamaged step, with the run's records (config, metrics) and models.
 
         A damaged step is a warning.
 
@@ -102,7 +102,7 @@ class RemoteRun:
         return self._download_newest_step(directory, newer_than)  # last: marks the rest complete
 
     def download(self, directory: Path) -> Path | None:
-        """Download the step at this address, or the newest step of the run at this address."""
+        """Download the checkpoint step at this address, or the newest step if it is a run's."""
         step = parse_step_folder(self._root)
         if step is None or not self._exists(self._root / FILE_NAME):
             return self.download_newest(directory)
@@ -117,7 +117,7 @@ class RemoteRun:
         return self.read_file(f"{step.name}/{FILE_NAME}") == (step / FILE_NAME).read_bytes()
 
     def read_file(self, name: str) -> bytes | None:
-        """Read a small file of the run; None if it does not exist."""
+        """Read a small file of the run from the object store; None if it does not exist."""
         with self._wrap_store_errors():
             try:
                 return bytes(self._store.cat_file(str(self._root / name)))
@@ -125,7 +125,7 @@ class RemoteRun:
                 return None
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Write a small file of the run."""
+        """Write a small file of the run to the object store."""
         with self._wrap_store_errors():
             self._store.pipe_file(str(self._root / name), data)
 
@@ -137,7 +137,7 @@ class RemoteRun:
             self._store.rm_file(str(self._root / name))
 
     def delete(self) -> None:
-        """Delete the run's steps, best weights, base models and records."""
+        """Delete the run from the object store: steps, best weights, base models, records."""
         folder = RunFolder(self._root)
         for run in (self, self._subfolder(folder.best)):
             for step in run._list_step_folders():
@@ -160,7 +160,7 @@ class RemoteRun:
         return [path for path in map(Path, paths) if is_file_name(path.name)]
 
     def _upload_base_models(self, folder: Path) -> None:
-        """Upload missing base models, and delete remote ones that the local folder lacks."""
+        """Upload missing base models, and delete uploaded ones that the local folder lacks."""
         steps = list(folder.iterdir()) if folder.is_dir() else []
         steps = [step for step in steps if (step / FILE_NAME).is_file()]
         for step in steps:
@@ -213,7 +213,7 @@ class RemoteRun:
         return None
 
     def _download_step(self, step: Path, directory: Path) -> Path:
-        """Download a step and verify the SHA-256 of all files; returns its folder."""
+        """Download a saved step and verify the SHA-256 of all files; returns the local folder."""
         with self._wrap_store_errors():
             manifest = self._store.cat_file(str(step / FILE_NAME))
             paths = [Path(path) for path in self._store.ls(str(step), detail=False)]
@@ -246,7 +246,7 @@ class RemoteRun:
 
     # ---- listing --------------------------------------------------------------------------------
     def _list_step_folders(self) -> list[StepFolder]:
-        """Return all remote steps, also incomplete ones, newest first."""
+        """Return the folders of all uploaded steps, also incomplete ones, newest first."""
         with self._wrap_store_errors():
             paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
         return sorted(filter(None, (parse_step_folder(Path(path)) for path in paths)), reverse=True)
@@ -325,7 +325,7 @@ def download_if_remote(load: str) -> str:
 
 
 def local_save_dir(save: str) -> str:
-    """Return the local folder of a run that is saved to an address; other names unchanged."""
+    """Return the local folder for `--save` if it is an object store URL; a path is unchanged."""
     return (
         str(Path("runs") / save.split("://")[1].strip("/")) if is_object_store_url(save) else save
     )

@@ -39,7 +39,7 @@ class LeaseLostError(CheckpointError):
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """Content of the lease file: holder and heartbeat.
+    """Content of the lease file: the run folder that holds the lease, and its heartbeat.
 
     Attributes:
         run: unique id of the run, which a folder that resumes the run inherits.
@@ -67,7 +67,7 @@ class Lease:
         self._remote, self._record = remote, record
 
     def renew(self) -> None:
-        """Increment the heartbeat in the lease file.
+        """Increment the heartbeat in the lease file, by which others see that the lease is in use.
 
         Raises:
             LeaseLostError: another folder has taken the address over.
@@ -78,7 +78,7 @@ class Lease:
         _write_record(self._remote, self._record)
 
     def release(self) -> None:
-        """Release the lease at the end of the run; raises as `renew` does."""
+        """Release the lease at the end of the run; raises LeaseLostError as `renew` does."""
         self._check_still_held()
         _write_record(self._remote, replace(self._record, beat=0))
 
@@ -122,7 +122,7 @@ def acquire_lease(folder: Path, remote: RemoteRun, is_new_run: bool = False) -> 
 
 
 def _record_of_folder(folder: Path) -> LeaseRecord:
-    """Return the lease record of a local run folder.
+    """Return the record with which a local run folder acquires a lease.
 
     Its run is "" if the folder never had a mirror. A copied folder gets a new writer id.
     """
@@ -136,7 +136,7 @@ def _record_of_folder(folder: Path) -> LeaseRecord:
 
 
 def _wait_until_expired(remote: RemoteRun, record: LeaseRecord) -> None:
-    """Wait until a lease is released or expires; raises CheckpointError if it is renewed."""
+    """Wait until another holder's lease is released or expires; raises if it is still renewed."""
     address = format_path(remote.address)
     if record.beat:
         say(f"waiting {TIMEOUT_SECONDS:.0f} s for a sign of life of the run in {record.location}, "
@@ -179,7 +179,7 @@ def _write_record(remote: RemoteRun, record: LeaseRecord) -> None:
 
 
 def restore_newer_step(save: str, mirror: str) -> Path | None:
-    """Download the newest step of a mirror unless the run folder has an equally new one.
+    """Download a mirror's newest step unless the local run folder has an equally new one.
 
     Returns:
         The downloaded step's folder, or None.
@@ -198,7 +198,7 @@ def restore_newer_step(save: str, mirror: str) -> Path | None:
 
 
 def restore_from_mirror(save: str, mirror: str | None) -> None:
-    """Download the newest step of a mirror on process 0, if there is a mirror; collective.
+    """Download the newest step from a run's mirror on process 0, if it has a mirror; collective.
 
     Raises:
         CheckpointError: on all processes, if the download fails.

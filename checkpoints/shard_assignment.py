@@ -19,7 +19,7 @@ SMALL_FRACTION = 4096
 
 @dataclass(frozen=True)
 class ShardAssignment:
-    """The process that stores each shard, and the shards that the local process stores.
+    """Assignment of a checkpoint's tensor shards to the processes that write them.
 
     Attributes:
         sharded: the tensors by name, for the manifest.
@@ -31,7 +31,7 @@ class ShardAssignment:
     _tensors: Mapping[str, ShardedTensor]
 
     def local_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield stored name and new array of each tensor that the local process stores."""
+        """Yield stored name and new array of each tensor whose shards this process stores."""
         for name, shards in self.local_shards.items():
             read = self._tensors[name].read
             values = [read(shard) for shard in shards]
@@ -40,7 +40,7 @@ class ShardAssignment:
 
 
 class ShardAssigner:
-    """Assigns each shard to the process with the fewest bytes among the shard's holders.
+    """Assigns each tensor shard to the process with the fewest bytes among the shard's holders.
 
     With thousands of devices that takes seconds, so the assignment is reused while the tensors'
     sharding stays the same.
@@ -51,7 +51,7 @@ class ShardAssigner:
         self._assignment: ShardAssignment | None = None
 
     def assign_shards(self, source: ShardSource) -> ShardAssignment:
-        """Assign the shards of all tensors to processes."""
+        """Assign the shards of all tensors of a checkpoint to processes that store them."""
         tensors = list(source.shards())
         last = self._assignment
         if last is not None and list(map(_assignment_key, tensors)) == list(
@@ -65,7 +65,7 @@ class ShardAssigner:
 
 
 def _assignment_key(tensor: ShardedTensor) -> tuple[str, int, int, int]:
-    """Return the cache key of a tensor's assignment: all that the assignment depends on."""
+    """Return the cache key of a tensor's shard assignment: all properties that it depends on."""
     return tensor.name, tensor.dtype.itemsize, id(tensor.layout), id(tensor.processes)
 
 
@@ -86,7 +86,7 @@ def _assign_shards(tensors: Sequence[ShardedTensor]) -> ShardAssignment:
 
 
 def iter_local_tensors(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors that the local process stores, of tensors that all processes can read.
+    """Yield the tensors that the local process stores, among unsharded tensors that all can read.
 
     Collective: every process reads every tensor, in the same order, since reading one can gather it
     from the devices of all processes.
@@ -100,7 +100,7 @@ def iter_local_tensors(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str,
 
 
 class _LoadBalancer:
-    """Assigns bytes to processes, each time to the one that stores the fewest so far."""
+    """Assigns bytes of tensors to processes, each time to the one that stores the fewest so far."""
 
     def __init__(self, nbytes: int = 0) -> None:
         """Args: `nbytes`: bytes of all tensors."""
@@ -114,7 +114,7 @@ class _LoadBalancer:
         return owner
 
     def assign_shards(self, tensor: ShardedTensor) -> tuple[int, ...]:
-        """Assign each shard of a tensor to a process; returns the process of each shard."""
+        """Assign each shard of a tensor to a process; returns the processes in order of shards."""
         # A loading process reads one record file for each process that stored a shard it needs.
         # Small shards all go to the first holder: that hardly changes the balance, and saves files.
         owners = []

@@ -1,4 +1,4 @@
-"""Reads tensors whose shards several processes stored in different files.
+"""Read tensors whose shards several processes stored in different files.
 
 The manifest has the process that stored each shard. A loading process therefore opens the record
 and tensor files of only those processes that stored a shard it needs: a few of a thousand hosts.
@@ -29,7 +29,7 @@ from files.formatting import format_name
 
 
 class ShardedTensorSpec(NamedTuple):
-    """Dtype and shards of a stored tensor.
+    """Dtype of a stored tensor, and its shards with the processes that stored them.
 
     Attributes:
         layout: the shards; tensors with the same sharding share one object.
@@ -41,7 +41,7 @@ class ShardedTensorSpec(NamedTuple):
     owners: Sequence[int]
 
     def shards_by_process(self) -> dict[int, list[TensorShard]]:
-        """Return the shards that each process stored, in stored order."""
+        """Return the shards of the tensor that each process stored, in the order of its file."""
         by_process: dict[int, list[TensorShard]] = {}
         for owner, shard in zip(self.owners, self.layout, strict=True):
             by_process.setdefault(owner, []).append(shard)
@@ -118,7 +118,7 @@ class ShardedTensorFiles(TensorFiles):
     def _needed_chunks(
         self, name: str, required: tuple[TensorShard, ...]
     ) -> dict[int, tuple[int, ...]]:
-        """Return the chunks, by process, that have elements of the `required` shards."""
+        """Return the chunk numbers, by process, that contain elements of the `required` shards."""
         # On a thousand hosts a tensor has thousands of shards, so tensors with the same sharding
         # share the result.
         tensor = self._sharded[name]
@@ -137,7 +137,7 @@ class ShardedTensorFiles(TensorFiles):
         return self._chunks[key]
 
     def _assemble(self, name: str, arrays: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Assemble a full tensor from the arrays that each process stored."""
+        """Assemble a full tensor from the arrays in which each process stored its shards."""
         dtype, shape = self.spec(name)
         by_process = self._shards_by_process(name)
         return assemble_tensor(
@@ -151,7 +151,7 @@ class ShardedTensorFiles(TensorFiles):
         )
 
     def _shards_by_process(self, name: str) -> dict[int, list[TensorShard]]:
-        """Return the shards of a tensor that each process stored; cached by shard layout."""
+        """Return the shards of a tensor that each process stored; cached for equal shardings."""
         tensor = self._sharded[name]
         key = id(tensor.layout), id(tensor.owners)
         if key not in self._by_process:
@@ -159,7 +159,7 @@ class ShardedTensorFiles(TensorFiles):
         return self._by_process[key]
 
     def _files_of_process(self, process: int) -> TensorFiles:
-        """Return the tensor files of a process, opened once."""
+        """Return the open tensor files that a process stored; opens them on first use."""
         with self._lock:
             if process not in self._process_files:
                 try:
@@ -189,7 +189,7 @@ class ShardedTensorFiles(TensorFiles):
 
 
 def stored_name(name: str, process: int) -> str:
-    """Return the name under which a process stores its shards of a tensor, `<name>@<process>`."""
+    """Return the name `<name>@<process>` under which a process stores its shards of a tensor."""
     return f"{name}@{process}"
 
 

@@ -51,13 +51,13 @@ def list_step_folders(directory: Path) -> list[StepFolder]:
 
 
 def parse_step_folder(path: Path) -> StepFolder | None:
-    """Parse the name of a step folder; returns None for other names."""
+    """Parse a folder name as that of a saved step; returns None for other names."""
     match = _NAME.fullmatch(path.name)
     return match and StepFolder(int(match[1]), int(match[2]), path)
 
 
 def next_folder_name(directory: Path, step: int) -> str:
-    """Return the folder name for the next save, which is of step `step`."""
+    """Return the folder name, with save number and step, for the next save of a checkpoint."""
     saved = list_step_folders(directory)
     return f"{saved[0].number + 1 if saved else 0:06d}-step-{step}"
 
@@ -111,7 +111,7 @@ def _remove_matching(directory: Path, names: re.Pattern[str]) -> None:
 
 @contextmanager
 def _warn_if_deletion_fails(path: Path) -> Iterator[None]:
-    """A context that turns a failed deletion into a warning."""
+    """A context that turns a failed deletion of a step folder into a warning."""
     try:
         yield
     except OSError as error:

@@ -45,7 +45,7 @@ SHARD_BYTES = 2**30
 
 
 class SaveResult(NamedTuple):
-    """Step, folder, duration and time of a completed save.
+    """Step, folder, duration and end time of a completed save of a checkpoint.
 
     Attributes:
         path: the step's folder on process 0; None on other processes.
@@ -60,7 +60,7 @@ class SaveResult(NamedTuple):
 
 
 class CheckpointStore:
-    """Saves and loads the steps of a run; only one run at a time can save to a directory.
+    """Saves and loads a run's checkpoints; only one run at a time can save to a directory.
 
     Only one store of a process saves at a time: all processes save in the same order, so they
     always synchronize on the same step.
@@ -143,7 +143,7 @@ class CheckpointStore:
         CheckpointStore._latest = self._pending
 
     def check_disk_space(self, step: int | None, needed_bytes: int) -> None:
-        """Check that the disk has enough free bytes for a checkpoint.
+        """Check that the disk has enough free bytes for one more checkpoint.
 
         Args:
             step: the step to save; None before the first save of a run: then too little space for
@@ -191,18 +191,18 @@ class CheckpointStore:
             pending.result()
 
     def load(self, step: int | None = None, verify: bool = True) -> SavedCheckpoint:
-        """Load the newest undamaged step, or the given one, as `load_newest` does."""
+        """Load the newest undamaged step, or the given one; waits for a background save first."""
         self.wait()
         checkpoint, damaged = load_newest(self._directory, step, verify)
         self._damaged |= damaged
         return checkpoint
 
     def steps(self) -> list[int]:
-        """Return the step numbers in the directory, newest last; damaged steps are included."""
+        """Return the numbers of the saved steps, newest last; damaged steps are included."""
         return [folder.step for folder in reversed(list_step_folders(self._directory))]
 
     def close(self) -> None:
-        """Wait for the background save; afterwards the store cannot save, but can load.
+        """Wait for the background save to end; afterwards the store cannot save, but can load.
 
         Raises:
             CheckpointError: that save could not be written.
@@ -224,7 +224,7 @@ class CheckpointStore:
         tensors: Callable[[], Iterable[tuple[str, np.ndarray]]],
         start: float,
     ) -> None:
-        """Write a checkpoint, retrying failed writes.
+        """Write a checkpoint in the background or foreground, retrying failed writes.
 
         Args:
             manifest: without tensor records, and with the content of the text files.
@@ -239,7 +239,7 @@ class CheckpointStore:
             self._remove_older_steps(self._to_keep)
 
     def _remove_older_steps(self, to_keep: int) -> None:
-        """Delete older steps; a failed deletion is only a warning, as the new step is saved."""
+        """Delete older saved steps; a failure is only a warning, as the new step is saved."""
         try:
             remove_older_steps(self._directory, to_keep, self._damaged | get_damaged_folders())
         except (OSError, CheckpointError) as error:
@@ -278,7 +278,7 @@ class CheckpointStore:
             run_on_all_processes(commit, self._channel)
 
     def _next_folder_name(self, step: int) -> str:
-        """Create the directory and return an unused folder name for a step."""
+        """Create the checkpoint directory and return an unused folder name for a step."""
         self._directory.mkdir(parents=True, exist_ok=True)
         if not self._has_saved:
             remove_partial_steps(self._directory)
@@ -288,7 +288,7 @@ class CheckpointStore:
     def _write_local_tensors(
         self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]]
     ) -> tuple[TensorRecords, dict[str, str]]:
-        """Write the tensors that the local process stores; returns their records and file hashes.
+        """Write the tensors that this process stores; returns their manifest records and hashes.
 
         Returns:
             Tensor records, and the digests of all processes' record files by name. Of these two, a
@@ -308,7 +308,7 @@ class CheckpointStore:
 def write_tensors(
     folder: Path, prefix: str, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int
 ) -> TensorRecords:
-    """Write tensors to files named `prefix` and a number; returns their records.
+    """Write tensors to safetensors files `<prefix><number>`; returns a manifest record of each.
 
     Raises:
         OSError: a file cannot be written.

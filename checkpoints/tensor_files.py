@@ -1,4 +1,4 @@
-"""Tensors in safetensors files by name, verified against recorded SHA-256 hashes if there are any.
+"""Tensors in safetensors files by name, verified against SHA-256 hashes where these are recorded.
 
 The manifest has the tensor records of a single process. Each of several processes writes a record
 file, and the manifest has these files' digests, so that no file grows with processes times tensors.
@@ -47,7 +47,7 @@ MAX_READERS = 4
 
 @contextmanager
 def get_reader_pool() -> Iterator[ThreadPoolExecutor]:
-    """A context with a thread pool for reading and hashing; queued work is canceled at its end."""
+    """A context with a thread pool that reads and hashes files; cancels queued work at its end."""
     pool = ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1))
     try:
         yield pool
@@ -115,7 +115,7 @@ class TensorFiles(LazyArrays):
         return self._read(name)
 
     def read_shards(self, name: str, shards: Sequence[TensorShard]) -> np.ndarray:
-        """Read only the chunks of a tensor that have elements of `shards`.
+        """Read only the chunks of a tensor that contain elements of `shards`; others are 0.
 
         Returns:
             The tensor in its full shape; elements outside of these chunks are 0.
@@ -138,11 +138,11 @@ class TensorFiles(LazyArrays):
         return self._stored_spec(name)
 
     def get_stored(self, name: str) -> tuple[StoredTensor, Sequence[str] | None]:
-        """Return the stored tensor, and the SHA-256 of its chunks if recorded."""
+        """Return a tensor's location in its open file, and its recorded chunk hashes if any."""
         return self._files[name], self._digests[name] if self._digests is not None else None
 
     def _stored_spec(self, name: str) -> ArraySpec:
-        """Return dtype and shape of a tensor by its name in the files."""
+        """Return dtype and shape of a tensor, given by its name in the files."""
         return self._files[name].spec
 
     def _stored_names(self) -> Collection[str]:
@@ -150,7 +150,7 @@ class TensorFiles(LazyArrays):
         return self._files
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 of file sizes and first megabytes, different for most models."""
+        """Return a SHA-256 of file names, sizes and first megabytes, different for most models."""
         return fingerprint_files({one.path for one in self._files.values()})
 
     def verify(self, process: int = 0, num_processes: int = 1) -> None:
@@ -178,7 +178,7 @@ class TensorFiles(LazyArrays):
                 pass
 
     def _read(self, name: str, chunks: Iterable[int] | None = None) -> np.ndarray:
-        """Read a tensor from the files; with `chunks`, elements outside these chunks are 0."""
+        """Read a tensor from the files; elements outside the given `chunks` are 0."""
         dtype, shape = spec = self._stored_spec(name)
         content, size = np.zeros(spec.nbytes, np.uint8), chunk_bytes(spec.nbytes)
         for number in range(chunk_count(spec.nbytes)) if chunks is None else chunks:
@@ -186,7 +186,7 @@ class TensorFiles(LazyArrays):
         return content.view(dtype).reshape(shape)
 
     def _read_chunk(self, name: str, number: int, memory: memoryview) -> None:
-        """Read a chunk of a tensor into `memory` and verify its SHA-256."""
+        """Read a file chunk of a tensor into `memory` and verify its SHA-256."""
         stored, digests = self.get_stored(name)
         stored.read_into(memory, number * chunk_bytes(self._stored_spec(name).nbytes))
         if digests is not None and sha256_of_bytes(memory) != digests[number]:
@@ -202,7 +202,7 @@ class TensorFiles(LazyArrays):
 # ---- records ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TensorRecord:
-    """File, dtype, shape and chunk hashes of a stored tensor.
+    """Manifest record of a stored tensor: file, dtype, shape and SHA-256 hashes of its chunks.
 
     Attributes:
         file: file name.
@@ -217,11 +217,11 @@ class TensorRecord:
 
     @classmethod
     def from_array(cls, array: np.ndarray, file: str) -> Self:
-        """Create the record of an array stored in `file`; computes the chunk hashes."""
+        """Create the manifest record of an array stored in `file`; computes the chunk hashes."""
         return cls(file, array.dtype.name, list(array.shape), sha256_of_chunks(array))
 
     def check(self, name: str) -> None:
-        """Raise CheckpointError unless the record of tensor `name` has a SHA-256 for each chunk."""
+        """Raise CheckpointError unless the tensor's manifest record has a hash for each chunk."""
         if self.dtype not in NAMED_DTYPES:
             raise CheckpointError(f"tensor {format_name(name)} has an unsupported dtype")
         nbytes = ArraySpec(NAMED_DTYPES[self.dtype], tuple(self.shape)).nbytes
@@ -230,7 +230,7 @@ class TensorRecord:
 
     @classmethod
     def from_json(cls, fields: JsonObject) -> Self:
-        """Parse a tensor record; raises FileError if it is invalid."""
+        """Parse the manifest record of a tensor from JSON; raises FileError if it is invalid."""
         file = fields.text("file")
         if not is_file_name(file):
             raise FileError(f"{format_value(file)} is not a file name of a checkpoint")
@@ -242,7 +242,7 @@ TensorRecords = dict[str, TensorRecord]
 
 
 def open_recorded_tensors(folder: Path, records: TensorRecords) -> TensorFiles:
-    """Open tensor files, which must contain exactly the recorded tensors.
+    """Open tensor files after checking that they contain exactly the tensors in the records.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, or has another dtype or shape.
@@ -265,24 +265,24 @@ def open_recorded_tensors(folder: Path, records: TensorRecords) -> TensorFiles:
 
 
 def records_to_json(records: TensorRecords) -> dict[str, Any]:
-    """Convert tensor records to JSON data."""
+    """Convert manifest records of tensors to JSON data."""
     return {name: asdict(record) for name, record in records.items()}
 
 
 def write_records(path: Path, records: TensorRecords) -> str:
-    """Write tensor records to a JSON file and return its SHA-256."""
+    """Write manifest records of tensors to a JSON file; returns the file's SHA-256."""
     return write_size_checked(path, json.dumps({"tensors": records_to_json(records)}))
 
 
 def records_from_json(fields: JsonObject) -> TensorRecords:
-    """Parse the tensor records of a manifest or record file; raises FileError if invalid."""
+    """Parse manifest records of tensors from JSON; raises FileError if they are invalid."""
     return {
         name: TensorRecord.from_json(record) for name, record in fields.objects("tensors").items()
     }
 
 
 def read_records(path: Path, sha256: str) -> TensorRecords:
-    """Read a file of tensor records and verify its SHA-256.
+    """Read a JSON file of manifest records of tensors, and verify the file's SHA-256.
 
     Raises:
         CheckpointError: the file is missing or damaged, or does not match the digest.

@@ -67,10 +67,10 @@ class ShardedTensor:
 
 @runtime_checkable
 class ShardSource(Protocol):
-    """Mapping of tensors that can be read shard by shard."""
+    """Mapping of tensors by name that can be read shard by shard."""
 
     def shards(self) -> Iterable[ShardedTensor]:
-        """Return all tensors, in the same order on all processes."""
+        """Return all sharded tensors by name, in the same order on all processes."""
 
 
 def assemble_tensor(
@@ -95,7 +95,7 @@ def assemble_tensor(
 
 
 def iter_with_offsets(shards: Iterable[TensorShard]) -> Iterator[tuple[int, TensorShard]]:
-    """Yield consecutively stored shards, each with its element offset."""
+    """Yield shards stored one after the other, each with its element offset in the array."""
     offset = 0
     for shard in shards:
         yield offset, shard
@@ -142,7 +142,7 @@ class StoredShards(NamedTuple):
 def find_needed_chunks(
     required: tuple[TensorShard, ...], stored: tuple[StoredShards, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return, for each stored array, the sorted chunk numbers with elements of `required`."""
+    """Return, for each stored array, the chunk numbers that contain elements of `required`."""
     (shape,) = {shard.shape for one in stored for _, shard in one.shards}
     is_required = shard_mask(shape, required)
     box_masks: dict[Box, np.ndarray] = {}
@@ -159,7 +159,7 @@ def find_needed_chunks(
 
 
 def shard_mask(shape: tuple[int, ...], shards: Iterable[TensorShard]) -> np.ndarray:
-    """Return a bool array of `shape` that is True for the elements of the shards."""
+    """Return a bool array of a tensor's `shape` that is True for the elements of the shards."""
     mask = np.zeros(shape, np.bool_)
     for box, in_box in _group_by_box(shards).items():
         view = _box_view(mask, box)
@@ -171,7 +171,7 @@ def shard_mask(shape: tuple[int, ...], shards: Iterable[TensorShard]) -> np.ndar
 
 
 def _chunks_with_any(mask: np.ndarray, offset: int, chunk_elements: int) -> Iterable[int]:
-    """Return the chunk numbers of an array in which `mask`, at element `offset`, has a True."""
+    """Return the numbers of an array's chunks that contain a True of `mask`, placed at `offset`."""
     if not mask.any():
         return ()
     first, last = offset // chunk_elements, (offset + mask.size - 1) // chunk_elements
@@ -180,14 +180,14 @@ def _chunks_with_any(mask: np.ndarray, offset: int, chunk_elements: int) -> Iter
 
 
 def _box_view(tensor: np.ndarray, box: Box) -> np.ndarray:
-    """Return a view of a box of a tensor, with axes in the box's order."""
+    """Return a view of one box (axis-aligned block) of a tensor, with axes in the box's order."""
     axes, offsets, sizes = box
     slices: tuple[Any, ...] = (*(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True)), ...)
     return tensor.transpose(axes)[slices]
 
 
 def _group_by_box(shards: Iterable[TensorShard]) -> dict[Box, list[TensorShard]]:
-    """Group shards by box, each group ordered by first element."""
+    """Group shards by box (axis-aligned block) of the tensor, each ordered by first element."""
     ordered = sorted(shards, key=lambda shard: (shard.box, shard.start))
     return {box: list(in_box) for box, in_box in groupby(ordered, key=lambda shard: shard.box)}
 

@@ -26,7 +26,7 @@ _damaged: dict[Path, str] = {}
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A saved step with verified manifest and file headers; values are verified on access."""
+    """A saved step whose manifest and file headers are verified; values are verified on access."""
 
     step: int
     """Number of optimizer steps done."""
@@ -44,7 +44,7 @@ class SavedCheckpoint:
     """Digest of the manifest, which covers all files."""
 
     def verify(self) -> None:
-        """Read and verify all tensor values once; collective: each process reads a part.
+        """Read and verify all tensor values once; collective: each process reads some of them.
 
         Raises:
             DamagedCheckpointError: on all processes, if a value is not the saved one.
@@ -53,17 +53,17 @@ class SavedCheckpoint:
             self.tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
 
     def mark_damaged(self, reason: str) -> None:
-        """Exclude this step from later loads, which use the previous step instead; collective."""
+        """Mark this saved step as damaged, so that later loads use the previous one; collective."""
         _damaged[self.path.absolute()] = reason
 
 
 def get_damaged_folders() -> set[Path]:
-    """Return the absolute paths of the step folders that are marked as damaged."""
+    """Return the absolute paths of the step folders that this process has marked as damaged."""
     return {*_damaged}
 
 
 def has_checkpoint(path: str | Path) -> bool:
-    """True if the path is a step folder or contains one, damaged or not."""
+    """True if the path is a saved step's folder or contains one, damaged or not."""
     return (Path(path) / FILE_NAME).is_file() or bool(list_step_folders(Path(path)))
 
 
@@ -85,7 +85,7 @@ def load_checkpoint(path: str | Path, verify: bool = True) -> SavedCheckpoint:
 def load_newest(
     directory: Path, step: int | None = None, verify: bool = True
 ) -> tuple[SavedCheckpoint, set[Path]]:
-    """Load the newest undamaged step, or the given one; also return the paths of damaged steps.
+    """Load the newest undamaged step, or `step`; also returns the paths of damaged steps.
 
     A `CheckpointWarning` names each damaged step that is skipped, and the reason. Collective.
 

@@ -94,7 +94,7 @@ class Adapter(ConfigSection):
             )
 
     def is_target(self, module: str, default: str) -> bool:
-        """Returns whether a linear layer of the model is an adapter target.
+        """Returns whether a linear layer, given by name, is a target of `adapter.targets`.
 
         Args:
             module: Hugging Face's name of it.
@@ -108,15 +108,15 @@ class Adapter(ConfigSection):
         return full_match(targets, module)
 
     def is_adapted(self, module: str, default: str) -> bool:
-        """Returns whether a linear layer has LoRA matrices: a target not trained in full."""
+        """Returns whether a linear layer has LoRA matrices: a target that is not fully trained."""
         return not self.is_fully_trained(module) and self.is_target(module, default)
 
     def is_fully_trained(self, module: str) -> bool:
-        """Returns whether a module is within `modules_to_save`, and so trained in full."""
+        """Returns whether a module belongs to `modules_to_save`, and so is trained in full."""
         return any(is_within(module, name) for name in split_names(self.modules_to_save))
 
     def lora_rank(self, *names: str) -> int:
-        """Returns the LoRA rank of a module, given by its names."""
+        """Returns the LoRA rank of a module, given by its Hugging Face and program names."""
         return int(first_matching_number(self.parse_pattern("rank_pattern"), names, self.rank))
 
     def lora_alpha(self, *names: str) -> float:
@@ -129,7 +129,7 @@ class Adapter(ConfigSection):
         return self.lora_alpha(*names) / (rank**0.5 if self.rslora else rank)
 
     def parse_pattern(self, field: Pattern) -> dict[str, float]:
-        """Returns the LoRA ranks or alphas of `rank_pattern` or `alpha_pattern`.
+        """Returns the LoRA ranks or alphas by module pattern, parsed from a setting's text.
 
         Keys are regular expressions for the end of a module name.
         """
@@ -148,7 +148,7 @@ class Adapter(ConfigSection):
 
 
 def is_name_list(targets_setting: str) -> bool:
-    """Returns whether a target setting lists module name suffixes, not a regular expression."""
+    """Returns whether `adapter.targets` lists module name suffixes, not a regular expression."""
     return _NAMES.fullmatch(targets_setting) is not None
 
 
@@ -173,7 +173,7 @@ def matches_end_of_name(module: str, expression: str) -> bool:
 def first_matching_number(
     pattern: Mapping[str, float], names: Iterable[str], default: float
 ) -> float:
-    """Returns the number of the first pattern that matches the end of a module name."""
+    """Returns the number that belongs to the first pattern matching the end of a module name."""
     for key, value in pattern.items():
         if any(matches_end_of_name(name, key) for name in names):
             return value

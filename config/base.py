@@ -128,7 +128,7 @@ def _config_fields(section: Any, path: str) -> Sequence[ConfigField]:
 
 
 def field_annotations(section: type[ConfigSection]) -> Mapping[str, Any]:
-    """Returns the resolved type annotation of each field, in order of definition."""
+    """Returns the resolved type annotation of each field of a section, in order of definition."""
     return _resolve_annotations(section)  # type: ignore[arg-type]  # as above
 
 
@@ -139,7 +139,7 @@ def _resolve_annotations(section: Any) -> Mapping[str, Any]:
 
 
 def field_docs(section: type[ConfigSection]) -> dict[str, str]:
-    """Returns the docstring of each field as one line; a subclass's docstring takes precedence."""
+    """Returns the docstring of each field of a section as one line; that of a subclass wins."""
     docs: dict[str, str] = {}
     for owner in reversed(section.__mro__):
         if owner is not ConfigSection and issubclass(owner, ConfigSection):
@@ -153,7 +153,7 @@ def is_section_type(annotation: Any) -> bool:
 
 
 def join_path(path: str, name: str) -> str:
-    """Returns the dotted path of the field `name` inside the section at `path`."""
+    """Returns the dotted path of the field `name` inside the config section at `path`."""
     return f"{path}.{name}" if path else name
 
 
@@ -185,7 +185,7 @@ def _check_value(annotation: Any, value: Any, name: str, location: str = "") -> 
 
 
 def flatten_by_path(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns the values of nested mappings by dotted path."""
+    """Returns the values of nested config mappings by dotted path, such as `model.eval`."""
     flat: dict[str, Any] = {}
     for name, value in section.items():
         inner = isinstance(value, Mapping)
@@ -194,7 +194,7 @@ def flatten_by_path(section: Mapping[str, Any], path: str = "") -> dict[str, Any
 
 
 def nest_by_path(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested mappings from values by dotted path; the inverse of `flatten_by_path`."""
+    """Returns nested config mappings from values by dotted path; inverse of `flatten_by_path`."""
     whole: dict[str, Any] = {}
     for dotted, value in values.items():
         *sections, name = dotted.split(".")

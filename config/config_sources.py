@@ -66,18 +66,18 @@ class LayeredConfig:
 
     @property
     def has_auto_fields(self) -> bool:
-        """True if the program chooses the fields that no source sets."""
+        """True if the program chooses the config fields that no source sets."""
         return not any(source.is_exhaustive for source in self.sources)
 
     @cached_property
     def explicit_values(self) -> Mapping[str, Any]:
-        """Field values merged from all sources, nested by section."""
+        """Field values merged from all sources, without defaults, nested by config section."""
         values: list[Mapping[str, Any]] = [source.values for source in self.sources]
         return reduce(merge_over, values, {})
 
     @cached_property
     def explicit_names(self) -> frozenset[str]:
-        """Dotted names of the fields that at least one source sets."""
+        """Dotted names of the config fields that at least one source sets."""
         return frozenset(flatten_by_path(self.explicit_values))
 
     @cached_property
@@ -90,11 +90,11 @@ class LayeredConfig:
         return self.section.from_dict(merge_over(self.auto_values, self.explicit_values))
 
     def with_sources(self, *sources: ConfigSource) -> LayeredConfig:
-        """Returns a copy with more sources, of the highest priority."""
+        """Returns a copy with further sources of field values, of the highest priority."""
         return replace(self, sources=(*self.sources, *sources))
 
     def with_auto_values(self, values: Mapping[str, Any]) -> LayeredConfig:
-        """Returns a copy with values for fields that no source sets.
+        """Returns a copy with program-chosen values for config fields that no source sets.
 
         `values` are chosen by the program, by dotted name.
         """
@@ -103,19 +103,19 @@ class LayeredConfig:
 
     @property
     def planner_chooses_layout(self) -> bool:
-        """True if no source sets the parallel layout, so that the planner chooses it."""
+        """True if the planner chooses data and tensor parallelism, because no source sets them."""
         return not self.explicit_names & set(LAYOUT)
 
     @property
     def has_explicit_layout(self) -> bool:
-        """True if a source other than the planner sets the parallel layout."""
+        """True if a preset, file or flag, not the planner, sets data and tensor parallelism."""
         return not self.planner_chooses_layout and all(
             source.name != PLAN for source in self.sources
         )
 
     @property
     def effective_auto_values(self) -> Mapping[str, Any]:
-        """Values chosen by the program for fields that no source sets, by dotted name."""
+        """Program-chosen values, by dotted name, of the config fields that no source sets."""
         in_use = flatten_by_path(merge_over(self.auto_values, self.explicit_values))
         return {
             name: value
@@ -129,7 +129,7 @@ class LayeredConfig:
         return any(name in flatten_by_path(values) for values in flags)
 
     def priority_of_field(self, field_path: str) -> int:
-        """Returns the index of the last source that sets a field; -1 if none does."""
+        """Returns the index of the last source that sets a config field; -1 if none does."""
         indices = (
             i
             for i, source in enumerate(self.sources)
@@ -139,12 +139,12 @@ class LayeredConfig:
 
 
 def sets_every_field(section: type[RunConfig], values: Mapping[str, Any]) -> bool:
-    """Returns whether nested values set every field of a section, as a run's config.yml does."""
+    """Returns whether nested values set every field of a config section, as config.yml does."""
     return flatten_by_path(values).keys() >= {leaf.path for leaf in config_fields(section)}
 
 
 def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
-    """Drop epochs from sources that also set steps, which take precedence.
+    """Drop the number of epochs from sources that also set steps, which take precedence.
 
     The config.yml of a run has both, and there the steps follow from the epochs.
 
@@ -165,7 +165,7 @@ def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, lis
 
 
 def with_default_epochs_and_batch(settings: LayeredConfig) -> LayeredConfig:
-    """Set defaults of three epochs and a batch that micro-batches fill."""
+    """Set the defaults of three epochs and of a batch size that whole micro-batches fill."""
     settings = settings.with_auto_values({EPOCHS: 3.0})
     if settings.has_auto_fields:
         values = flatten_by_path(settings.explicit_values)
@@ -199,7 +199,7 @@ def fit_micro_batch_to_batch(settings: LayeredConfig) -> tuple[LayeredConfig, li
 
 
 def resolve_contradictions(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
-    """Override values of lower-priority sources that contradict higher ones.
+    """Override field values of lower-priority sources that contradict higher-priority ones.
 
     Returns:
         The settings, and a message for the user for each field that changed.
@@ -222,7 +222,7 @@ def resolve_contradictions(settings: LayeredConfig) -> tuple[LayeredConfig, list
 def _override_lower_sources(
     settings: LayeredConfig, error: ContradictionError
 ) -> tuple[LayeredConfig, list[str]]:
-    """Override the fields that contradict a higher-priority source; returns messages."""
+    """Override fields that contradict a field of a higher-priority source; returns messages."""
     winner = max(error.fields, key=settings.priority_of_field)
     top = settings.priority_of_field(winner)
     changed = {n: v for n, v in error.remedies.items() if settings.priority_of_field(n) < top}
@@ -268,7 +268,7 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
 
 
 def _sets_preference_dropout(source: ConfigSource) -> bool:
-    """Returns whether a source's dropout is meant for a preference objective.
+    """Returns whether a config source sets dropout for a preference objective on purpose.
 
     False for a model, a preset, an adapter, and a run of another objective.
     """

@@ -14,19 +14,19 @@ FIELD = "data.length_buckets"
 
 
 def listed_lengths(config: RunConfig) -> tuple[int, ...]:
-    """Returns the lengths in `data.length_buckets`, ascending; none for decoder-only models."""
+    """Returns the padded lengths listed in `data.length_buckets`; none for decoder-only models."""
     text = getattr(config.data, "length_buckets", None)
     return tuple(sorted({int(length) for length in split_names(text)}))
 
 
 def bucket_lengths(config: RunConfig) -> tuple[int, ...]:
-    """Returns the lengths that samples are padded to, ascending; `sequence_length` is the last."""
+    """Returns the padded lengths of all buckets, ascending; the last is `sequence_length`."""
     longest = config.model.sequence_length
     return (*(length for length in listed_lengths(config) if length < longest), longest)
 
 
 def bucket_configs(config: RunConfig) -> list[RunConfig]:
-    """Returns the configurations of the shorter buckets, ascending; each has one length."""
+    """Returns one configuration for each shorter length bucket, ascending."""
     return [
         config.with_values({"model.sequence_length": length, FIELD: None})
         for length in bucket_lengths(config)[:-1]
@@ -34,7 +34,7 @@ def bucket_configs(config: RunConfig) -> list[RunConfig]:
 
 
 def check_length_buckets(config: RunConfig) -> None:
-    """Raises ConfigError for buckets with which a run cannot train."""
+    """Raises ConfigError for length buckets with which the configured run cannot train."""
     lengths, execution = listed_lengths(config), config.execution
     if not lengths or config.model.eval:
         return
@@ -55,5 +55,5 @@ def check_length_buckets(config: RunConfig) -> None:
 
 
 def unused_lengths(config: RunConfig) -> tuple[int, ...]:
-    """Returns the listed lengths that no sample is padded to: `sequence_length` and above."""
+    """Returns the listed bucket lengths that are not padded to: `sequence_length` and above."""
     return tuple(n for n in listed_lengths(config) if n >= config.model.sequence_length)

@@ -29,7 +29,7 @@ LRFunction = Callable[["LearningRate", LRProgress], float]
 
 
 def _interpolate_lr(remaining: LRFunction) -> LRFunction:
-    """Returns a schedule from the maximum to the minimum; `remaining` returns the fraction left."""
+    """Returns an LR schedule from maximum to minimum, given the function of the fraction left."""
     return lambda lr, progress: lr.minimum + (lr.maximum - lr.minimum) * remaining(lr, progress)
 
 

@@ -17,7 +17,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def check_fits_any_machine(required_bytes: Mapping[str, int]) -> None:
-    """Raises ConfigError if a memory requirement exceeds the memory of any machine."""
+    """Raises ConfigError if a run needs more memory than any machine can have."""
     what, most = max(required_bytes.items(), key=lambda item: item[1])
     if most > MAX_BYTES:
         raise ConfigError(

@@ -12,7 +12,7 @@ MetricSums = Mapping[str, tuple[float, float]]
 
 
 def add_metric_sums(first_sums: MetricSums, second_sums: MetricSums) -> MetricSums:
-    """Returns the metric sums of two batches together."""
+    """Returns the metric sums (sum and count by metric) of two batches, added."""
     none = (0.0, 0.0)
     pairs = {
         name: (first_sums.get(name, none), second_sums.get(name, none))

@@ -17,7 +17,7 @@ OMIT = "omit"
 
 @dataclass(frozen=True)
 class Flag:
-    """A command-line flag of other trainers, with its replacement in this program.
+    """Command-line flag of another trainer, with its replacement in this program.
 
     Attributes:
         names: of the flag, without dashes, separated by spaces.
@@ -38,16 +38,16 @@ class Flag:
 
     @property
     def passes_other_values(self) -> bool:
-        """True if `replacement` accepts values that `values` does not list."""
+        """True if `replacement` also accepts values of the flag that `values` does not list."""
         return bool(self.replacement) and (self.any_value or not self.values)
 
     def replacement_for_choice(self, choice: str) -> str:
-        """Returns the replacement for a value that `values` lists."""
+        """Returns this program's replacement for a value of the flag that `values` lists."""
         whole = choice == OMIT or choice.startswith("--")
         return choice if whole else f"{self.replacement} {choice}".rstrip()
 
     def replacement_with_value(self, value: str) -> str:
-        """Returns the replacement with the foreign flag's value."""
+        """Returns this program's replacement flag, followed by the other trainer's value."""
         return (
             self.replacement.format(value)
             if "{" in self.replacement

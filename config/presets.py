@@ -56,7 +56,7 @@ def preset_names(file: str | Path) -> list[str]:
 
 
 def load_preset(file: str | Path, preset: str, options: Collection[str] = ()) -> LocatedDict:
-    """Returns a preset, merged with the presets it inherits from, as plain data.
+    """Returns a preset as plain data, merged with the presets from which it inherits.
 
     Arguments as for `load_config`; `options` as for `normalize_user_yaml`, for a user's file.
     """
@@ -92,7 +92,7 @@ def merge_over(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> Located
 
 
 def with_absolute_paths(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the overrides with absolute data paths.
+    """Returns preset overrides in which data file paths are absolute.
 
     A run stores them, and can be loaded from another folder.
     """

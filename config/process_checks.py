@@ -81,7 +81,7 @@ def check_same_run_on_all_processes(config: RunConfig, **extra: Any) -> None:
 
 
 def hash_json(texts: Iterable[Any]) -> str:
-    """Returns a SHA-256 hash of JSON values, shortened to 16 hexadecimal digits."""
+    """Returns a hash of JSON values: the first 16 hexadecimal digits of SHA-256."""
     sha256 = hashlib.sha256()
     for text in texts:
         sha256.update(json.dumps(text).encode())

@@ -26,7 +26,7 @@ class CharSpan(NamedTuple):
 
 
 class StopTokens(NamedTuple):
-    """Special tokens that end an assistant's answer.
+    """Special tokens that end an assistant's answer in the rendered conversation.
 
     Attributes:
         last: ends an answer at the end; None: the template writes none.
@@ -59,13 +59,13 @@ class TurnLocator:
         self._prompt_texts: dict[int, str] = {}
 
     def render_prompt(self, turn: int) -> str:
-        """Returns the rendered messages before a turn, with the generation prompt."""
+        """Returns the conversation rendered up to a turn, with the generation prompt at its end."""
         if turn not in self._prompt_texts:
             self._prompt_texts[turn] = self._render(self._messages[:turn], True)
         return self._prompt_texts[turn]
 
     def render_before_turn(self, turn: int) -> str:
-        """Returns the rendered messages before a turn, without the generation prompt."""
+        """Returns the conversation rendered up to a turn, without a generation prompt."""
         return self._render(self._messages[:turn], False)
 
     def find_answer_span(self, turn: int) -> CharSpan:
@@ -86,7 +86,7 @@ class TurnLocator:
             return span
 
     def _find_answer_after_prefix(self, turn: int) -> CharSpan:
-        """Finds an answer by rendering the messages up to it; raises ConversationError."""
+        """Finds an answer by rendering the earlier messages; raises ConversationError otherwise."""
         is_last = turn == len(self._messages) - 1
         rendered = self.text if is_last else self._render(self._messages[: turn + 1], False)
         start_of_answer = self._find_possible_answer_starts(turn, rendered)[-1]
@@ -143,7 +143,7 @@ class TurnLocator:
         return CharSpan(start + header_length, end) if end > start + header_length else None
 
     def _find_possible_answer_starts(self, turn: int, text: str) -> list[int]:
-        """Returns candidate start offsets of an answer in a text that contains it."""
+        """Returns the offsets at which an answer can start in a rendered text that contains it."""
         prompt = self.render_prompt(turn)
         if text.startswith(prompt):
             return [len(prompt)]
@@ -161,7 +161,7 @@ class TurnLocator:
 
 
 def _replace_texts_by_placeholder(message: Message) -> Message:
-    """Returns a message of the same structure whose texts are placeholders."""
+    """Returns a message whose texts are replaced by placeholders, with its structure unchanged."""
     replaced = {
         name: _PLACEHOLDER if name in REASONING_FIELDS else value for name, value in message.items()
     }

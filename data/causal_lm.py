@@ -89,7 +89,7 @@ class TokenBlocks:
 
     @classmethod
     def from_stream(cls, stream: TokenStream, sequence_length: int, pad: int) -> TokenBlocks:
-        """Split a token stream into blocks of `sequence_length` tokens."""
+        """Split a token stream into samples of `sequence_length` tokens each."""
         targets = None if stream.targets is stream.tokens else stream.targets
         return cls(stream.tokens, sequence_length, targets, stream.truncation, pad)
 
@@ -101,7 +101,7 @@ class TokenBlocks:
         return -(-max(len(self.tokens) - 1, 0) // self.sequence_length)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the samples at `indices`: int32 arrays [n, sequence_length]."""
+        """Batch of the samples at `indices`: arrays by name, int32 [n, sequence_length]."""
         starts = np.asarray(indices, np.int64).reshape(-1, 1) * self.sequence_length
         positions = starts + np.arange(self.sequence_length)
         is_token = positions < len(self.tokens) - 1
@@ -172,7 +172,7 @@ class PackedSequences:
         return len(self.samples)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the samples at `indices`: int32 arrays [n, sequence_length]."""
+        """Batch of the samples at `indices`: arrays by name, int32 [n, sequence_length]."""
         sample_sequences = self.samples[np.asarray(indices, np.int64)]
         sequence_indices, stream = self._stream_indices, self.stream
         input_ids, segment_ids = concatenate_packed_sequences(
@@ -190,14 +190,14 @@ class PackedSequences:
         return {"input_ids": input_ids, "segment_ids": segment_ids, "labels": labels}
 
     def _stream_indices(self, index: int) -> np.ndarray:
-        """Stream indices of a sequence's tokens, truncated to fit into a sample."""
+        """Indices of a sequence's tokens in the token stream, truncated to the sample's length."""
         start, end = self.stream.offsets[index], self.stream.offsets[index + 1]
         return start + left_truncated_indices(end - start, self.sequence_length + 1, self.first)
 
 
 @dataclass(frozen=True)
 class CausalLM(SampleFormat):
-    """Sample format of decoder-only models."""
+    """Sample format of decoder-only models: how examples become samples and program inputs."""
 
     name: str = "causal_lm"
     sample_tokenizer: str = "gptj_tokenizer"
@@ -205,7 +205,7 @@ class CausalLM(SampleFormat):
     trains_whole_chats: bool = True
 
     def loss_scope(self, config: RunConfig) -> LossOn:
-        """Value of `data.loss_on`; by default "completion" for chats and "all" otherwise."""
+        """Turns or texts in the loss (`data.loss_on`), by default "completion" or "all"."""
         data = _causal_lm_data(config)
         return data.loss_on or ("completion" if data.format == "conversational" else "all")
 
@@ -248,7 +248,7 @@ class CausalLM(SampleFormat):
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
-        """Make token blocks if `data.packing` is set or for documents, else packed sequences."""
+        """Make packed sequences; with `data.packing` or for documents, blocks of a token stream."""
         data, length = _causal_lm_data(config), config.model.sequence_length
         if data.format == "language_modeling":
             return TokenBlocks.from_stream(
@@ -371,7 +371,7 @@ class CausalLM(SampleFormat):
         return [tokens.ids[tokens.loss_mask] for tokens in tokenized]
 
     def count_example_tokens(self, tokenized: TokenizedText) -> tuple[int, int]:
-        """Count an example's input tokens; the last token is only a label."""
+        """Count an example's tokens that the model reads; the last token is only a label."""
         return len(tokenized.ids) - 1, _count_trailing_loss_tokens(tokenized.loss_mask)
 
     def count_predicted_positions(self, config: RunConfig) -> int:
@@ -417,7 +417,7 @@ class CausalLM(SampleFormat):
         return sequences
 
     def count_non_padding_tokens(self, batch: Batch) -> int:
-        """Count the tokens of a batch that are not padding."""
+        """Count the tokens in a batch of samples that are not padding."""
         return int(np.count_nonzero(get_segment_ids(batch)))
 
 
@@ -427,7 +427,7 @@ def _causal_lm_data(config: RunConfig) -> CausalLMData:
 
 
 def _prompt_target_separator(config: RunConfig) -> str:
-    """Separator of prompt and target: `data.separator`, by default the task's."""
+    """Text between prompt and target: `data.separator`, by default that of the task."""
     separator = _causal_lm_data(config).separator
     return task_from_config(config.data).separator if separator is None else separator
 
@@ -520,7 +520,7 @@ def truncate_pairs(
 
 
 def _truncate_left(text: TokenizedText, num_removed: int, num_fixed: int) -> TokenizedText:
-    """Remove `num_removed` tokens after the first `num_fixed` ones of a sequence."""
+    """Remove `num_removed` tokens of a sequence, right after its first `num_fixed` ones."""
     size = len(text.ids)
     indices = left_truncated_indices(size, size - num_removed, num_fixed)
     return TokenizedText(text.ids[indices], text.loss_mask[indices])

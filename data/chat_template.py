@@ -94,7 +94,7 @@ class ChatTemplate:
         self._check_template()
 
     def _check_template(self) -> None:
-        """Raise ConfigError unless the tokenizer has a valid template."""
+        """Raise ConfigError unless the tokenizer has a chat template that renders conversations."""
         from jinja2 import TemplateSyntaxError
 
         try:
@@ -118,7 +118,7 @@ class ChatTemplate:
 
     @property
     def cache_key(self) -> tuple[object, ...]:
-        """Everything besides the conversation that determines the rendered text."""
+        """Cache key of rendered texts: all that determines them besides the conversation."""
         return self.hf_tokenizer.chat_template, self.hf_tokenizer.special_tokens_map, self.variables
 
     # ---- what a model is given --------------------------------------------------------------
@@ -133,7 +133,7 @@ class ChatTemplate:
         return text
 
     def example_or_none(self, location: FileLocation, conversation: Conversation) -> Example | None:
-        """Convert a conversation to an example; None with a warning if rendering fails."""
+        """Convert a conversation to an example; None with a warning if it cannot be rendered."""
         try:
             return self.make_example(conversation, location)
         except ConversationError as error:
@@ -289,12 +289,12 @@ class ChatTemplate:
         return ignored
 
     def warning_lines(self) -> Iterable[str]:
-        """Format the warnings about the conversations read so far."""
+        """Format the warnings about the conversations read so far, as lines of text."""
         return self.warnings.format_lines()
 
     @property
     def template_warnings(self) -> list[str]:
-        """Warnings about generation blocks that differ from the text that an answer adds."""
+        """Warnings about the chat template's generation blocks that do not match the answer."""
         return self.warnings.template_warnings
 
     # ---- what the template writes after an answer -------------------------------------------
@@ -314,7 +314,7 @@ class ChatTemplate:
         )
 
     def _stop_token_before(self, next_messages: Sequence[Message]) -> str | None:
-        """Special token that ends an answer when the given messages follow it."""
+        """Special token that ends an answer followed by the given messages; None without one."""
         for head in ([], [make_message("system", "a")]):
             messages = [
                 *head,
@@ -392,7 +392,7 @@ class ChatTemplate:
         return text, [CharSpan(*block) for block in blocks]
 
     def _jinja_source(self, tools: object = None) -> str:
-        """Jinja source of the template; if the tokenizer has several, transformers' choice."""
+        """Jinja source of the chat template; if the tokenizer has several, transformers' choice."""
         source: str = self.hf_tokenizer.get_chat_template(None, tools)
         return (
             _fix_template_date(source) if self._fixes_date and "strftime_now" in source else source
@@ -416,7 +416,7 @@ class ChatTemplate:
 
     @cached_property
     def _tool_call_format(self) -> ToolCallFormat:
-        """First tool-call format that the template renders."""
+        """First tool-call message format that the chat template renders."""
         for call_format in TOOL_CALL_FORMATS:
             try:
                 if (
@@ -514,14 +514,14 @@ def load_chat_template(
 
 @cache
 def _fix_template_date(source: str) -> str:
-    """Template source in which `strftime_now` returns `TRAINING_DATE`."""
+    """Chat template source in which `strftime_now` returns the fixed `TRAINING_DATE`."""
     days = {form: TRAINING_DATE.strftime(form) for _, form in _DATE_CALL.findall(source)}
     formatted_date = f"{json.dumps(days)}[form]|default({TRAINING_DATE.strftime('%d %b %Y')!r})"
     return f"{{% macro strftime_now(form) %}}{{{{ {formatted_date} }}}}{{% endmacro %}}\n{source}"
 
 
 def _split_by_loss(text: str, loss_spans: Sequence[CharSpan]) -> tuple[TextSpan, ...]:
-    """Split a text into spans inside and outside the loss."""
+    """Split a rendered text into spans inside and outside the loss, given the spans in the loss."""
     spans, position = list[TextSpan](), 0
     for start, end in loss_spans:
         spans += [TextSpan(text[position:start], False), TextSpan(text[start:end], True)]

@@ -25,7 +25,7 @@ _SURROUNDING_SPACE = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """Label names of a classification task, and the column values that they stand for.
+    """Label names of a classification task, and the values that stand for them in data columns.
 
     Attributes:
         indexed: numbers count from 0, whatever the names are, as in ClassLabel columns.
@@ -104,7 +104,7 @@ class ClassLabels:
         return name if name in self.names else None
 
     def _label_of_value(self, value: str) -> str | None:
-        """Label name for a column's value; None if the value means unlabeled."""
+        """Label name that a column's value stands for; None if the value means unlabeled."""
         number = _parse_number(value)
         if value in self.names and not (self.indexed and number is not None):
             return value
@@ -123,7 +123,7 @@ class ClassLabels:
         raise self._unknown_label_error(value, f"{len(self.names)} labels are numbered from 0")
 
     def _label_of_boolean(self, value: str) -> str:
-        """Label name for a boolean value, in upper or lower case."""
+        """Label name that a boolean column value stands for, in upper or lower case."""
         label = next((name for name in self.names if name.lower() == value.lower()), None)
         if label is None:
             raise self._unknown_label_error(
@@ -148,7 +148,7 @@ class ClassLabels:
 
     @property
     def has_label_prefixing_another(self) -> bool:
-        """True if one label name is a prefix of another."""
+        """True if one label name is a prefix of another one."""
         return any(a != b and a.startswith(b) for a in self.names for b in self.names)
 
 

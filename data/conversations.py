@@ -93,24 +93,24 @@ class Conversation:
 
 
 def make_message(role: str, content: str) -> Message:
-    """Create a message with a role and text content."""
+    """Create a conversation message with a role and text content."""
     return {"role": role, "content": content}
 
 
 def is_message(row: Row) -> bool:
-    """True if a row is a single message of a conversation."""
+    """True if a data row is a single message of a conversation, not a conversation."""
     return {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys()
 
 
 def has_conversation(row: Row, column: str | None = None) -> bool:
-    """True if a row holds messages, in the given column or in a default one."""
+    """True if a data row holds a conversation, in the given column or in a default one."""
     if column is not None:
         return column in row
     return _conversation_column(row) is not None
 
 
 def _conversation_column(row: Row) -> str | None:
-    """Default column that holds messages; a null column only if no other exists."""
+    """Column of a data row that holds messages; a null column only if no other exists."""
     for name in (*CONVERSATION_COLUMNS, "prompt"):
         if _is_message_list(row.get(name)):
             return name
@@ -122,7 +122,7 @@ def _conversation_column(row: Row) -> str | None:
 def read_conversation(
     row: Row, column: str | None = None, null_as_empty: bool = False
 ) -> Conversation:
-    """Read the conversation of a row; it can have no messages.
+    """Read the conversation in a data row; it can have no messages.
 
     Args:
         null_as_empty: null stands for an empty text, and for no messages.
@@ -164,7 +164,7 @@ def read_conversation(
 
 
 def find_unused_fields(messages: object) -> dict[str, Any]:
-    """Message fields that are not read, each with one of its values."""
+    """Message fields in a data row that are not read, each with one of its values."""
     return {
         name: value
         for message in (messages if isinstance(messages, list) else ())
@@ -174,7 +174,7 @@ def find_unused_fields(messages: object) -> dict[str, Any]:
 
 
 def conversation_columns(row: Row, column: str | None = None) -> set[str]:
-    """Columns that `read_conversation` reads from a row."""
+    """Columns of a data row that `read_conversation` reads."""
     column = _conversation_column(row) if column is None else column
     completion_column = {"completion"} if column == "prompt" else set[str]()
     return {column or "", "tools", "system", VARIABLES_COLUMN, *completion_column}
@@ -185,7 +185,7 @@ QUESTION_COLUMNS = {"history", "system", VARIABLES_COLUMN}
 
 
 def _add_row_settings(row: Row, conversation: Conversation) -> Conversation:
-    """Add a row's system message and chat template variables to its conversation."""
+    """Add the system message and chat template variables of a data row to its conversation."""
     system, variables = row.get("system"), row.get(VARIABLES_COLUMN) or {}
     if isinstance(variables, str):
         variables = _parse_json(variables)
@@ -287,7 +287,7 @@ def _content_to_text(content: object, message_number: int) -> str | None:
 def _normalize_tool_calls(
     message: Message, value: object, message_number: int
 ) -> list[dict[str, Any]] | None:
-    """Tool calls of a message, normalized.
+    """Tool calls of a message, converted to OpenAI's format.
 
     `value` is ShareGPT's call in the message text.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DataCache:
-    """Cache of tokenizers by name, and of examples by split until they are tokenized.
+    """Cache of tokenizers by name, and of each split's examples until they are tokenized.
 
     Attributes:
         warnings: warnings that were printed; see `DataWarnings.format_lines`.
@@ -31,13 +31,13 @@ class DataCache:
         self.warnings: set[tuple[str, str]] = set()
 
     def get_tokenizer(self, name: str) -> PreTrainedTokenizerFast:
-        """Load a tokenizer once. Raises as `hub.load_tokenizer`."""
+        """Load a tokenizer, or return the one loaded before. Raises as `hub.load_tokenizer`."""
         if name not in self._tokenizers:
             self._tokenizers[name] = hub.load_tokenizer(name)
         return self._tokenizers[name]
 
     def sharing_tokenizers(self, name: str) -> DataCache:
-        """Create a cache for one source of a mixture; tokenizers are shared."""
+        """Create a cache for one data source of a mixture; it shares this cache's tokenizers."""
         if name not in self._source_caches:
             self._source_caches[name] = DataCache()
             self._source_caches[name]._tokenizers = self._tokenizers
@@ -46,7 +46,7 @@ class DataCache:
     def get_corpus(
         self, split: Split, settings: object, read_splits: Callable[[], Mapping[Split, Corpus]]
     ) -> Corpus:
-        """Read the examples of a split once per settings.
+        """Read the examples of a split, once per data settings.
 
         Args:
             settings: what they follow from; they are read again if it has changed.

@@ -29,7 +29,7 @@ CONTEXT_CHARACTERS = 12
 
 
 class WarningCount(NamedTuple):
-    """Number of rows with a warning, an example value, and the location of the last row."""
+    """Number of data rows with a warning, an example value, and the last row's location."""
 
     rows: int
     example: str
@@ -38,7 +38,7 @@ class WarningCount(NamedTuple):
 
 @dataclass
 class DataWarnings:
-    """Warnings about a data set, counted by sentence and column name.
+    """Warnings about the rows of a data set, counted by warning text and column name.
 
     Attributes:
         control: special tokens that rows are searched for.
@@ -53,7 +53,7 @@ class DataWarnings:
     counts: dict[tuple[str, str], WarningCount] = field(default_factory=dict)
 
     def count_warning(self, sentence: str, name: str, location: object, value: object) -> None:
-        """Count one more row for a warning.
+        """Count one more data row to which a warning applies.
 
         Args:
             location: of the row, which counts once.
@@ -71,7 +71,7 @@ class DataWarnings:
     def check_row(
         self, location: object, row: Mapping[str, Any], used_columns: Collection[str]
     ) -> None:
-        """Record warnings about unused columns of a row and special tokens in used ones."""
+        """Record warnings about a data row's unused columns, and special tokens in used columns."""
         for column, value in row.items():
             if column not in used_columns:
                 if value is not None and value != "" and value != []:
@@ -101,7 +101,7 @@ class DataWarnings:
         return compile_token_regex(self.control)
 
     def merge(self, later_warnings: DataWarnings) -> None:
-        """Add the warnings about later rows to these."""
+        """Add warnings that were recorded about later rows of the data set."""
         self.refused += later_warnings.refused
         self.template_warnings += later_warnings.template_warnings
         for key, count in later_warnings.counts.items():
@@ -121,7 +121,7 @@ class DataWarnings:
         return cls((), list(data["refused"]), list(data["template_warnings"]), held)
 
     def format_lines(self, printed: set[tuple[str, str]] | None = None) -> Iterator[str]:
-        """Format the warnings as sentences.
+        """Format the data warnings as sentences with row counts.
 
         Args:
             printed: warnings printed before, which are left out; new ones are added.
@@ -149,6 +149,6 @@ class DataWarnings:
 
 
 def _join_first(items: list[str], max_items: int = 3) -> str:
-    """Join the first items of a list, and count the remaining ones."""
+    """Join the first items of a list to a text, which counts the other items."""
     suffix = f"; and {len(items) - max_items} more" if len(items) > max_items else ""
     return "; ".join(items[:max_items]) + suffix

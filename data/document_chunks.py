@@ -19,7 +19,7 @@ _WORD_END = re.compile(r"(?<=\S)(?=\s\S)")
 
 
 class DocumentChunk(NamedTuple):
-    """Position of a chunk within its document.
+    """Position of a text chunk within the document that was split.
 
     Attributes:
         context: the preceding characters of the document; "" at its start.
@@ -31,7 +31,7 @@ class DocumentChunk(NamedTuple):
 
 
 class DocumentChunkRow(dict[str, Any]):
-    """A row whose column `text` is a chunk of a text file."""
+    """A data row whose column `text` is a chunk of a text file."""
 
     def __init__(self, text: str, doc_chunk: DocumentChunk) -> None:
         super().__init__(text=text)
@@ -62,7 +62,7 @@ def split_into_chunks(text_pieces: Iterable[str]) -> Iterator[tuple[str, Documen
 
 
 def _find_chunk_end(text: str) -> int:
-    """End offset of the first chunk of a text."""
+    """End offset of the first chunk of a document's text."""
     for ends in (_LINE_END, _WORD_END):
         positions = [
             end.start() for end in ends.finditer(text, CHUNK_CHARACTERS // 2, CHUNK_CHARACTERS + 1)

@@ -14,7 +14,7 @@ THINK_TAGS = "<think>", "</think>"
 
 
 class MessageText:
-    """A string within a message, with its field name.
+    """A text within a conversation message, with the name of its field.
 
     Attributes:
         name: for people.
@@ -27,11 +27,11 @@ class MessageText:
 
     @cached_property
     def json_escaped(self) -> str:
-        """The string as JSON, without white space."""
+        """The text as a JSON string without white space."""
         return _remove_white_space(json.dumps(self.value, ensure_ascii=False)[1:-1])
 
     def count_occurrences(self, rendered: str) -> int:
-        """Number of occurrences in a rendered text without white space."""
+        """Number of times that the text occurs in a rendered text, ignoring white space."""
         return max(rendered.count(self.text), rendered.count(self.json_escaped))
 
 
@@ -63,7 +63,7 @@ def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, st
 
 
 def _texts_to_render(message: Message) -> Iterator[MessageText]:
-    """Texts of a message that a chat template should render."""
+    """Texts within a message that a chat template is expected to render."""
     content, role = message.get("content") or "", message["role"]
     thoughts, closing_tag, answer = content.rpartition(THINK_TAGS[1])
     named_texts = [(f"all that messages of the role {role} say", content)]
@@ -84,7 +84,7 @@ def _texts_to_render(message: Message) -> Iterator[MessageText]:
 
 
 def _iter_json_strings(value: Any) -> Iterator[str]:
-    """Collect all strings in a JSON value."""
+    """Collect all strings within a JSON value, at any depth."""
     if isinstance(value, str):
         yield value
     children = value.values() if isinstance(value, Mapping) else value

@@ -23,7 +23,7 @@ class TokenizedText(NamedTuple):
 
 
 class TextSpan(NamedTuple):
-    """A piece of an example's text, and whether its tokens count in the loss."""
+    """A piece of an example's text, and whether its tokens are in the loss."""
 
     text: str
     in_loss: bool
@@ -42,7 +42,7 @@ NO_LANGUAGES = Languages()
 def with_languages(
     texts: Sequence[str], languages: Sequence[Languages] = ()
 ) -> list[tuple[str, Languages]]:
-    """Pair texts with their languages; without any, these are unknown."""
+    """Pair texts with language codes; if there are none, the codes are unknown (None)."""
     return list(zip(texts, languages or [NO_LANGUAGES] * len(texts), strict=True))
 
 
@@ -77,7 +77,7 @@ class Example(NamedTuple):
         )
 
     def target_after_space(self) -> str:
-        """The target, after a space unless prompt or target has white space there."""
+        """The target; begins with a space unless prompt or target has white space between them."""
         has_space = self.target[:1].isspace() or self.prompt[-1:].isspace()
         return self.target if has_space else f" {self.target}"
 
@@ -86,27 +86,27 @@ class Example(NamedTuple):
         return self.prompt, self.target if self.rendered_spans else self.target_after_space()
 
     def with_target(self, target: str, rendered_spans: tuple[TextSpan, ...] = ()) -> Example:
-        """Copy with another target, and other rendered spans if given."""
+        """Copy of the example with another target, and other rendered spans if given."""
         return self._replace(target=target, rendered_spans=rendered_spans)
 
     def with_prompt(self, prompt: str) -> Example:
-        """Copy with another prompt."""
+        """Copy of the example with another prompt."""
         return self._replace(prompt=prompt)
 
     def with_languages(self, languages: Languages) -> Example:
-        """Copy in these languages."""
+        """Copy of the example with these language codes."""
         return self._replace(languages=languages)
 
     def without_rendering(self) -> Example:
-        """Copy with prompt and target as texts only."""
+        """Copy of the example without rendered spans: prompt and target as texts only."""
         return self._replace(rendered_spans=())
 
     def with_kto_label(self, desirable: bool | None) -> Example:
-        """Copy with this KTO label: True for a desirable answer."""
+        """Copy of the example with this KTO label: True for a desirable answer."""
         return self._replace(desirable=desirable)
 
     def with_joined_target(self) -> Example:
-        """Copy with prompt and target joined without a separator."""
+        """Copy of the example with prompt and target joined without a separator."""
         return self._replace(
             rendered_spans=(TextSpan(self.prompt, False), TextSpan(self.target, True))
         )
@@ -114,7 +114,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples of a split, with counts of dropped rows.
+    """Examples of a data split, with counts of the rows that were dropped.
 
     Attributes:
         examples: the examples, in the order of the data.
@@ -139,13 +139,13 @@ class Corpus:
         return replace(self, examples=[function(example) for example in self.examples])
 
     def first_examples(self, count: int | None) -> Corpus:
-        """Corpus of the first `count` examples; None selects all."""
+        """Corpus with only the first `count` examples; None selects all."""
         tokens = None if self.tokens is None else self.tokens[:count]
         examples, locations = self.examples[:count], self.locations[:count]
         return replace(self, examples=examples, locations=locations, tokens=tokens)
 
     def row_location(self, index: int) -> FileLocation | None:
-        """File location of an example's row, if known."""
+        """Location of an example's row in its data file, if known."""
         return self.locations[index] if self.locations else None
 
     @property

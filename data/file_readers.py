@@ -34,7 +34,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 
 
 def drop_arrow_nulls(value: Any) -> Any:
-    """Remove null fields that Arrow adds to objects with different fields.
+    """Remove nulls that Arrow adds where rows hold objects with different fields.
 
     In a table all objects of a column have the same fields: those that a row's object lacks are
     null. Nulls of columns and items of lists stay.

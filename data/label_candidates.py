@@ -29,7 +29,7 @@ OBJECTIVE = "cpo"
 
 @dataclass(frozen=True)
 class LabelCandidates:
-    """Samples that pair every prompt with every class label as its answer.
+    """Samples that pair every prompt with every class label as its answer, to score the labels.
 
     Attributes:
         config: of the program that computes log-probabilities.

@@ -28,7 +28,7 @@ class LanguageError(UserError, ValueError):
 
 
 class LanguageCodes:
-    """Codes of a tokenizer that marks texts with their language.
+    """Language codes of a tokenizer that marks each text with the code of its language.
 
     Attributes:
         hf_tokenizer: the tokenizer of transformers.
@@ -39,13 +39,13 @@ class LanguageCodes:
 
     @classmethod
     def from_tokenizer(cls, hf_tokenizer: PreTrainedTokenizerBase) -> LanguageCodes | None:
-        """The codes of a tokenizer; None if it has none."""
+        """Create the language codes of a tokenizer; None if it marks no languages."""
         has_codes = all(hasattr(hf_tokenizer, name) for name in ("src_lang", "tgt_lang"))
         return cls(hf_tokenizer) if has_codes and hasattr(type(hf_tokenizer), "src_lang") else None
 
     @cached_property
     def token_ids(self) -> dict[str, int]:
-        """Token id of each language code, such as eng_Latn; added tokens are codes, too."""
+        """Token id of each language code, such as eng_Latn, including codes among added tokens."""
         tokens: dict[str, str] = getattr(self.hf_tokenizer, "lang_code_to_token", {})
         if not tokens:  # but M2M100, whose code en is the token __en__
             added = self.hf_tokenizer.added_tokens_encoder
@@ -57,7 +57,7 @@ class LanguageCodes:
         return {code: token_id for code, token_id in ids.items() if token_id != unk_id}
 
     def token_id(self, language: str) -> int:
-        """Token id of a language's code.
+        """Token id of the code of a language.
 
         Raises:
             LanguageError: the tokenizer does not know it.
@@ -70,7 +70,7 @@ class LanguageCodes:
 
     @cached_property
     def follow_texts(self) -> bool:
-        """True if a code follows a text's end token, as in mBART of 25 languages."""
+        """True if the language code follows the text's end token, as in mBART of 25 languages."""
         if not self.token_ids:
             return False
         language = next(iter(self.token_ids))
@@ -79,7 +79,7 @@ class LanguageCodes:
         return bool(ids[-1] == self.token_ids[language])
 
     def complete(self, languages: Languages) -> Languages:
-        """Languages of a text, where missing ones are those that the tokenizer's files name.
+        """Languages of a text, with missing ones filled in from the tokenizer's files.
 
         Raises:
             LanguageError: one is missing, or has no code.
@@ -98,7 +98,7 @@ class LanguageCodes:
 
     @contextmanager
     def selected(self, languages: Languages) -> Iterator[None]:
-        """Context in which the tokenizer encodes sources and targets of these languages."""
+        """Context in which the tokenizer encodes texts with these source and target languages."""
         languages = self.complete(languages)
         with self._selected(languages.source, languages.target):
             yield
@@ -117,7 +117,7 @@ class LanguageCodes:
         return format_name(next(iter(self.token_ids), "en"))
 
     def _suggest(self, language: str) -> str:
-        """End of a message: codes with a similar name, or with the same first letters."""
+        """Advice for an error message: language codes similar to an unknown one."""
         same_start = [code for code in self.token_ids if code[:2].lower() == language[:2].lower()]
         close = [*dict.fromkeys([*find_similar_names(language, self.token_ids), *same_start])][:3]
         if close:
@@ -128,7 +128,7 @@ class LanguageCodes:
 def mark_target_language(
     hf_tokenizer: PreTrainedTokenizerBase, text: str, languages: Languages
 ) -> str:
-    """Put the target's code before a source text, if the tokenizer is Marian's of several targets.
+    """Put the target language's code before a source text, if Marian's tokenizer has several.
 
     Raises:
         LanguageError: it has no such code.

@@ -1,4 +1,4 @@
-"""Statistics of token lengths, from which sequence lengths are chosen."""
+"""Statistics of examples' token lengths, from which sequence lengths are chosen."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
 
 
 def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
-    """Count each example's tokens in a sample, and its target tokens."""
+    """Count the tokens that each example has in a sample, and those of its target."""
     tokens, preference_type, length = (
         corpus.tokens or (),
         data.task.preference_type,
@@ -83,7 +83,7 @@ def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int,
 
 
 def _merge_length_stats(stats: Sequence[LengthStats], num_training_sources: int) -> LengthStats:
-    """Merge length statistics; the first `num_training_sources` of them are of training data."""
+    """Merge length statistics of data sources, of which the first ones are training data."""
     training_stats = stats[:num_training_sources]
     examples = sum(source_stats.examples for source_stats in training_stats)
     return LengthStats(

@@ -23,7 +23,7 @@ from files.json_files import JsonObject
 
 
 class Loader:
-    """Infinite iterator of global batches; each epoch visits every sample once, shuffled.
+    """Infinite iterator of global batches of samples; each epoch has every sample once, shuffled.
 
     A batch that an epoch cannot fill continues in the next epoch, so that all batches are full and
     no sample is left out. Batches do not depend on how the devices share the work.
@@ -63,7 +63,7 @@ class Loader:
 
     @classmethod
     def from_config(cls, config: RunConfig, samples: Samples) -> Loader:
-        """Loader of a run's training batches, for this process's replicas."""
+        """Create the loader of a run's training batches, for the replicas of this process."""
         size, seed = config.training.global_batch_size, config.data.seed
         seed = config.model.seed if seed is None else seed
         local = BatchSharding.from_config(config).local_sample_indices(size)
@@ -75,7 +75,7 @@ class Loader:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Number of samples in an epoch."""
+        """Number of samples in an epoch of the data."""
         return len(self._samples)
 
     @property
@@ -107,7 +107,7 @@ class Loader:
         return self._samples.digest
 
     def state(self) -> dict[str, Any]:
-        """Position in the data and a hash of the samples, as plain values for a checkpoint."""
+        """Position in the data and a hash of the samples, as JSON values for a checkpoint."""
         return {
             "seed": self._seed,
             "epoch": self._epoch,
@@ -118,7 +118,7 @@ class Loader:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; the following batches are bit-identical.
+        """Continue from a state of a checkpoint; the following batches are bit-identical.
 
         The batch size may be another one. The state's seed replaces the one given at construction.
 
@@ -157,7 +157,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class BatchSharding:
-    """Assignment of a global batch's samples to replicas and micro-batches.
+    """Assignment of the samples of a global batch to replicas and micro-batches.
 
     Replica r belongs to data-parallel copy r // tensor_parallel; the replicas of a copy get the
     same samples. Micro-batch a of copy d has the samples from
@@ -178,7 +178,7 @@ class BatchSharding:
 
     @classmethod
     def from_config(cls, config: RunConfig, micro_batches: int | None = None) -> BatchSharding:
-        """Sharding for a run's program, for this process's replicas.
+        """Create the assignment of samples for a run's program and this process's replicas.
 
         Args:
             micro_batches: of each data-parallel copy; default: those of an optimizer step.
@@ -253,7 +253,7 @@ class BatchSharding:
         )
 
     def drop_replicated_samples(self, batch: Batch) -> Batch:
-        """Drop samples that a lower-ranked process has too, so that each counts once."""
+        """Drop samples that a process of lower rank has, too, so that each counts once."""
         first_replica = self.local_replicas.start or 0
         if first_replica % self.tensor_parallel == 0:
             return batch

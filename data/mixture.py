@@ -44,7 +44,7 @@ RUN_FIELDS = ("validation", "format", "separator")
 
 
 class MixtureSource(NamedTuple):
-    """One data set of a mixture, with its weight and settings.
+    """One data set of a mixture of data sets, with its weight and settings.
 
     Attributes:
         weight: share of the samples, relative to all weights; None: no source has one.
@@ -57,7 +57,7 @@ class MixtureSource(NamedTuple):
 
 
 def is_mixture(data: Data) -> bool:
-    """True if `data.train` names a mixture file."""
+    """True if `data.train` names a mixture file (YAML), not data."""
     return data.train is not None and Path(data.train).suffix.lower() in YAML_SUFFIXES
 
 
@@ -128,7 +128,7 @@ def _resolve_file_names(folder: Path, names: str) -> str:
 
 @dataclass(frozen=True)
 class MixtureSamples:
-    """Samples of several sources, mixed in each epoch by the sources' weights.
+    """Samples of several data sources, mixed in each epoch by the sources' weights.
 
     An epoch has each source's share of samples, and all its samples at least once:
     `interleave_datasets` with `all_exhausted`, but with exact shares.
@@ -145,7 +145,7 @@ class MixtureSamples:
     def mix_by_weights(
         cls, sources: Sequence[Samples], weights: Sequence[float | None]
     ) -> MixtureSamples:
-        """Mix sources by weights; without weights, an epoch has each sample once."""
+        """Mix data sources by weights; without weights, an epoch has each sample once."""
         sizes = [len(part) for part in sources]
         shares = [weight or size for size, weight in zip(sizes, weights, strict=True)]
         epochs = max(map(truediv, sizes, shares))
@@ -168,7 +168,7 @@ class MixtureSamples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of the sample at each position of an epoch, int64 [n]."""
+        """Number of tokens of the sample at each position of an epoch, int64 [n]."""
         by_source = [sample_lengths(source) for source in self.sources]
         source, index = self._source_and_sample_indices.T
         starts = np.cumsum([0, *map(len, by_source)])[source]
@@ -189,7 +189,7 @@ class MixtureSamples:
         return np.concatenate(columns)
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Sample indices of an epoch, int64 [n], unshuffled.
+        """Indices of the samples of an epoch, int64 [n], before shuffling.
 
         All of a source come equally often; one more time comes a part of them, in each epoch the
         part that follows in an order of the source's own.
@@ -207,7 +207,7 @@ class MixtureSamples:
         return indices
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`, in their order: arrays by name."""
         pairs = self._source_and_sample_indices[np.asarray(indices, np.int64)]
         arrays: dict[str, np.ndarray] = {}
         for source, samples in enumerate(self.sources):

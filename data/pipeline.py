@@ -137,7 +137,7 @@ class Pipeline:
 
     @cached_property
     def task(self) -> Task:
-        """The training task that the configuration describes.
+        """The training task that the configuration describes, with its data sources and templates.
 
         Raises:
             DataError: see `task_from_config`.
@@ -150,7 +150,7 @@ class Pipeline:
 
     @cached_property
     def source_pipelines(self) -> Mapping[MixtureSource, Pipeline]:
-        """Pipelines of a mixture's sources; empty without a mixture.
+        """Data pipelines of a mixture's data sources by name; empty without a mixture.
 
         Raises:
             UserError: the mixture cannot be read.
@@ -177,7 +177,7 @@ class Pipeline:
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """Chat template for prompts at inference, rendered as transformers would.
+        """Chat template for prompts at inference, which renders as transformers does.
 
         Raises:
             UserError: there is none, or it cannot be read.
@@ -207,7 +207,7 @@ class Pipeline:
 
     @cached_property
     def _resolved_config(self) -> RunConfig:
-        """Configuration completed with settings that only the data determine."""
+        """Configuration with the settings that only the data determine, such as the row format."""
         row_format = self.task.row_format
         if row_format == "prompt_completion":
             first_pipeline = next(
@@ -219,7 +219,7 @@ class Pipeline:
         return replace(self.user_config, data=replace(self.user_config.data, format=row_format))
 
     def read_corpus(self, split: Split) -> Corpus:
-        """Read the examples of a split, with prompts as the model reads them.
+        """Read the examples of a data split, with prompts as the model reads them.
 
         Raises:
             UserError: the data are unavailable, or do not fit the task.
@@ -229,7 +229,7 @@ class Pipeline:
         )
 
     def read_tokenized_corpus(self, split: Split) -> Corpus:
-        """Read and tokenize the examples of a split.
+        """Read and tokenize the examples of a data split.
 
         Raises as `read_corpus` and `tokenizer`.
         """
@@ -240,7 +240,7 @@ class Pipeline:
         return corpus
 
     def tokenize_corpus(self, corpus: Corpus) -> Corpus:
-        """Add tokens to the examples of a corpus."""
+        """Add the token ids and loss masks to the examples of a corpus."""
         if corpus.tokens is not None:
             return corpus
         try:
@@ -256,7 +256,7 @@ class Pipeline:
         return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
 
     def render_example(self, example: Example) -> Example:
-        """Convert a task's example to the text that the model reads.
+        """Convert an example of the task to the text that the model reads.
 
         Conversations are rendered already.
         """
@@ -268,12 +268,12 @@ class Pipeline:
 
     @cached_property
     def _memory_cache_key(self) -> tuple[object, ...]:
-        """Key of the examples in this process's memory cache."""
+        """Key of a split's examples in the cache of this process."""
         return self.cache_key, id(self._tokenizer_name_and_tokenizer[1]) if self.is_chat else None
 
     @property
     def cache_key(self) -> tuple[object, ...]:
-        """Settings besides the tokenizer that determine the examples."""
+        """Cache key: all data settings besides the tokenizer that determine the examples."""
         data = self.user_config.data
         open_ = ("format", "tokenizer", "loss_on", "separator")  # which a run fills in
         settings = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
@@ -317,7 +317,7 @@ class Pipeline:
     def _corpora_from_tokenized(
         self, split: Split, tokenized: TokenizedSplits
     ) -> dict[Split, Corpus]:
-        """Convert a split's cached tokenized data to corpora."""
+        """Convert tokenized data of a split, read from the token cache, to a corpus by split."""
         splits = {name: corpus for name, (corpus, _) in tokenized.items()}
         self.task.check_examples_left(split, splits)
         if self.is_chat:
@@ -340,20 +340,20 @@ class Pipeline:
         return template
 
     def new_data_warnings(self) -> DataWarnings:
-        """Create an empty collection of warnings about data rows."""
+        """Create an empty collection of warnings about rows of the task's data."""
         return DataWarnings(
             special_token_texts(self.tokenizer.hf_tokenizer) if self.task.is_user_data else ()
         )
 
     def _print_data_warnings(self, notes: DataWarnings) -> None:
-        """Print data warnings, once for all splits."""
+        """Print the warnings about data rows, once for all splits together."""
         for note in notes.format_lines(self.data_cache.warnings):
             say(note)
 
     def _check_conversations(
         self, split: Split, template: ChatTemplate, splits: Mapping[Split, Corpus]
     ) -> None:
-        """Print warnings about conversations; raise DataError if none of them is left."""
+        """Print warnings about a split's conversations; raise DataError if none is left."""
         self._print_data_warnings(template.warnings)
         if template.stop_token is None and self.sample_format.trains_whole_chats:
             say(
@@ -364,7 +364,7 @@ class Pipeline:
             raise DataError(f"the data for {split} hold no conversation to learn from")
 
     def check_processes_agree(self, corpus: Corpus) -> None:
-        """Check that all processes have the same examples and tokenizer.
+        """Check that all processes have read the same examples with the same tokenizer.
 
         Raises:
             ConfigError: they have not.
@@ -499,7 +499,7 @@ class Pipeline:
             raise _located_error(error, corpus.row_location(error.index)) from error
 
     def encode_labels(self, label_names: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each class label as an answer, int32 [n] each."""
+        """Token ids of each class label when it is the answer, int32 [n] each."""
         languages = [self.task.languages.fixed] * len(label_names)
         return self.sample_format.encode_targets(
             self._resolved_config, label_names, self.tokenizer, languages
@@ -578,7 +578,7 @@ class Pipeline:
         return self.sample_format.with_output_length(config, max_new_tokens), prompts
 
     def _prompt_format_hints(self, examples: Sequence[Example]) -> Iterator[str]:
-        """Hints about suspicious prompts and targets, such as a missing separator."""
+        """Hints for the user about suspicious prompts and targets, such as no separator."""
         data = self.user_config.data
         if (
             data.train is None
@@ -610,7 +610,7 @@ class Pipeline:
             )
 
     def _warn_of_lost_characters(self, corpus: Corpus) -> None:
-        """Warn about characters in a corpus that the tokenizer cannot represent."""
+        """Warn of characters in the examples that the tokenizer cannot represent."""
         characters = corpus.characters
         texts = [characters or ""]
         if characters is None:
@@ -639,7 +639,7 @@ class Pipeline:
 def _answer_start_fields(
     model: ModelSection, codes: LanguageCodes, language: str
 ) -> dict[str, Any]:
-    """Fields of a model's configuration that begin all answers in a language."""
+    """Fields of a model's configuration that make all answers begin in a language."""
     token = codes.token_id(language)
     fields: dict[str, Any] = {"forced_bos_token_id": token}
     if codes.follow_texts:
@@ -650,7 +650,7 @@ def _answer_start_fields(
 def _with_answer_starts(
     config: RunConfig, prompts: Prompts, codes: LanguageCodes, languages: Sequence[str]
 ) -> tuple[RunConfig, Prompts]:
-    """Begin each answer in its language, by the configuration or by a token of its own.
+    """Make each answer begin in its language, by config fields or by one more token per prompt.
 
     Raises:
         ConfigError: answers start with codes that differ, but the decoder with one token.
@@ -669,10 +669,10 @@ def _with_answer_starts(
 
 
 def _format_characters(characters: Sequence[str]) -> str:
-    """Format the first few characters of a list for a message."""
+    """Format the first few of a list of characters for a message."""
     return ", ".join(map(repr, characters[:5])) + (" and others" if len(characters) > 5 else "")
 
 
 def _located_error(error: TooLongError, location: FileLocation | None) -> ConfigError:
-    """Message of an error about a too long example, with the location of its row."""
+    """Create the error for an example that is too long, with the location of its row."""
     return ConfigError(str(error) if location is None else f"{location}: {error}")

@@ -30,7 +30,7 @@ _LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class PreferenceAnswer(NamedTuple):
-    """One answer of a preference row, as an example or as a conversation.
+    """One answer in a row of preference data, as an example or as a conversation.
 
     `desirable` is its KTO label.
     """
@@ -40,7 +40,7 @@ class PreferenceAnswer(NamedTuple):
 
 
 def preference_columns(unpaired: bool, are_conversations: bool) -> set[str]:
-    """Columns of a preference row that `read_answers` uses."""
+    """Columns of a row of preference data that `read_answers` uses."""
     label_columns = {"completion", "label"} if unpaired else set[str]()
     return {
         "prompt",
@@ -51,7 +51,7 @@ def preference_columns(unpaired: bool, are_conversations: bool) -> set[str]:
 
 
 def detect_answer_format(row: Row) -> Literal["prompt_completion", "conversational"]:
-    """Detect whether a preference row's answers are texts or lists of messages."""
+    """Detect whether the answers in a row of preference data are texts or lists of messages."""
     values = (row.get(name) for name in (*PAIR_COLUMNS, "completion", "prompt"))
     has_messages = any(isinstance(value, list) for value in values)
     return "conversational" if has_messages else "prompt_completion"
@@ -60,7 +60,7 @@ def detect_answer_format(row: Row) -> Literal["prompt_completion", "conversation
 def read_answers(
     row: Row, unpaired: bool, prompt: str | None, are_conversations: bool
 ) -> list[PreferenceAnswer]:
-    """Read a preference row's answers: chosen and rejected, or single labeled ones.
+    """Read the answers in a row of preference data: chosen and rejected, or labeled ones.
 
     Args:
         unpaired: rows have single answers with labels.
@@ -130,7 +130,7 @@ def _read_text_answers(row: Row, columns: Sequence[str], prompt: str | None) -> 
 
 
 def _common_prefix(first: str, second: str = "") -> str:
-    """Common prefix of two texts; a trailing space is left to the answers."""
+    """Common prefix of two texts, from which a trailing space is left out."""
     length = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
     prefix = first[: length - 1] if first[length - 1 : length] == " " else first[:length]
     if not prefix:
@@ -142,7 +142,7 @@ def _common_prefix(first: str, second: str = "") -> str:
 def _read_answer_conversations(
     row: Row, columns: Sequence[str], prompt: str | None
 ) -> list[Conversation]:
-    """Read the conversations of a row; the answers of a pair start where the two differ."""
+    """Read a row's conversations; the two answers start at their first different message."""
     conversations = [_answer_messages(row, name) for name in columns]
     prompt_messages = _prompt_messages(row, prompt, conversations)
     if prompt_messages is None:
@@ -183,7 +183,7 @@ def _count_common_messages(conversations: Sequence[Sequence[Message]]) -> int:
 def _prompt_messages(
     row: Row, prompt: str | None, conversations: Sequence[list[Message]]
 ) -> list[Message] | None:
-    """Messages before the answers; None where the answers' common prefix is the prompt."""
+    """Messages before the answers; None if the answers' common prefix is the prompt."""
     if prompt is not None:
         return [make_message("user", prompt)]
     column = row.get("prompt")
@@ -196,7 +196,7 @@ def _prompt_messages(
 
 
 def _answer_messages(row: Row, column: str) -> list[Message]:
-    """Messages of an answer, given as a list of messages or as a string."""
+    """Messages of an answer in a row, given as a list of messages or as a text."""
     value = row.get(column)
     if isinstance(value, str) and not value.lstrip().startswith("["):
         return [make_message("assistant", value)]

@@ -41,12 +41,12 @@ PREFERENCE_INPUTS = (NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS)
 
 
 def answers_per_example(config: RunConfig) -> int:
-    """Number of answers in an example: 2 for preference objectives, else 1."""
+    """Number of answers in an example of a configuration: 2 for preference objectives, else 1."""
     return 2 if config.training.preference_type else 1
 
 
 def max_sequences_per_sample(config: RunConfig) -> int:
-    """Maximum number of token sequences in a decoder sample."""
+    """Maximum number of token sequences that share a sample of the decoder."""
     if isinstance(config.data, Seq2SeqData):
         return 1
     examples = config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
@@ -55,7 +55,7 @@ def max_sequences_per_sample(config: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """Two tokenized answers to compare, and the index of their example."""
+    """A preference pair: two tokenized answers to compare, and the index of their example."""
 
     sequences: tuple[TokenizedText, TokenizedText]
     examples: tuple[Example, Example]
@@ -114,7 +114,7 @@ def count_equal_pairs(examples: Sequence[Example]) -> int:
 
 
 def count_prompt_tokens(text: TokenizedText) -> int:
-    """Number of prompt tokens: the index of the first loss token."""
+    """Number of prompt tokens in a sequence: the index of the first loss token."""
     return int(np.argmax(text.loss_mask)) if text.loss_mask.any() else len(text.ids)
 
 
@@ -156,7 +156,7 @@ class PreferenceSamples:
 
     @property
     def truncation(self) -> Truncation:
-        """Counts of truncated and dropped preference pairs."""
+        """Counts of preference pairs that were truncated or dropped."""
         return self.token_samples.truncation
 
     @property
@@ -170,11 +170,11 @@ class PreferenceSamples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample, int64 [n]."""
+        """Number of tokens of each sample, int64 [n]."""
         return sample_lengths(self.token_samples)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`, in their order: arrays by name."""
         rows = np.asarray(indices, np.int64)
         pairs = self.pair_indices[rows].reshape(-1)
         is_used = (pairs != EMPTY_SLOT)[:, None]
@@ -200,12 +200,12 @@ class SamplesWithRefLogps:
 
     @property
     def truncation(self) -> Truncation:
-        """Counts of truncated and dropped preference pairs."""
+        """Counts of preference pairs that were truncated or dropped."""
         return self.samples.truncation
 
     @property
     def digest(self) -> str:
-        """SHA-256 hash of the samples, without the log-probabilities."""
+        """SHA-256 hash of the samples, without the reference log-probabilities."""
         return self.samples.digest
 
     def __len__(self) -> int:
@@ -213,19 +213,19 @@ class SamplesWithRefLogps:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample, int64 [n]."""
+        """Number of tokens of each sample, int64 [n]."""
         return sample_lengths(self.samples)
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Sample indices of an epoch, int64 [n], unshuffled."""
+        """Indices of the samples of an epoch, int64 [n], before shuffling."""
         return indices_of_epoch(self.samples, seed, epoch)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`, in their order: arrays by name."""
         batch = self.samples.take(indices)
         return batch | {REF_LOGPS: self.ref_logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
 
 
 def select_preference_inputs(batch: Batch) -> dict[str, np.ndarray]:
-    """Arrays of a batch that only preference objectives read."""
+    """Arrays of a batch, by name, that only preference objectives read."""
     return {name: batch[name] for name in PREFERENCE_INPUTS if name in batch}

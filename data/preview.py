@@ -71,7 +71,7 @@ def format_sequence(
 
 
 def _format_token(token: int, tokenizer: Tokenizer) -> str:
-    """A token's text on one line; the tokenizer's own name for a part of a character."""
+    """Text of a token on one line; the tokenizer's name for an incomplete character."""
     text = str(tokenizer.hf_tokenizer.decode([token], skip_special_tokens=False))
     if "�" in text or not text:
         text = str(tokenizer.hf_tokenizer.convert_ids_to_tokens(token))

@@ -48,7 +48,7 @@ def encode_examples(
 def _encode_answers(
     tokenizer: Tokenizer, prompt_answer_pairs: Sequence[tuple[str, str]]
 ) -> Iterator[Sequence[int]]:
-    """Token ids of answers, tokenized together with the end of their prompts."""
+    """Token ids of answers, tokenized together with the last tokens of their prompts."""
     split_pairs = [_move_spaces_to_answer(prompt, answer) for prompt, answer in prompt_answer_pairs]
     encodings = tokenizer.encode_with_offsets(
         [prompt_end + answer for prompt_end, answer in split_pairs], False

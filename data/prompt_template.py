@@ -24,7 +24,7 @@ class NullError(ColumnError):
 
 @dataclass(frozen=True)
 class Template:
-    """Text with `{column}` placeholders; `{{` and `}}` are literal braces.
+    """Template text with `{column}` placeholders; `{{` and `}}` are literal braces.
 
     Nothing else is understood: unlike `str.format`, a template reaches no attribute of a value.
 
@@ -44,7 +44,7 @@ class Template:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """Column names of the placeholders, in order, without duplicates."""
+        """Column names of the template's placeholders, in order, without duplicates."""
         return tuple(dict.fromkeys(m[1] for m in _PLACEHOLDER.finditer(self.text) if m[1]))
 
     @property
@@ -54,7 +54,7 @@ class Template:
         return match[1] if match is not None else None
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """Replace the placeholders with a row's values.
+        """Replace the template's placeholders by the values of a row.
 
         Raises:
             ColumnError: a column is missing or holds no text.

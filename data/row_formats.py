@@ -28,7 +28,7 @@ class TextTemplate(Protocol):
 
 
 class PromptTarget(NamedTuple):
-    """Templates of prompt and target, and the separator between them."""
+    """Templates of prompt and target, and the separator text between them."""
 
     prompt: TextTemplate
     target: TextTemplate
@@ -36,7 +36,7 @@ class PromptTarget(NamedTuple):
 
     @property
     def columns(self) -> set[str]:
-        """Columns that a row must have."""
+        """Columns that a row must have for the templates."""
         return {*self.prompt.columns, *self.target.columns}
 
     @property
@@ -46,7 +46,7 @@ class PromptTarget(NamedTuple):
 
 
 class RowSchema(NamedTuple):
-    """Templates and class labels for the rows of a data source.
+    """Templates and class labels by which the rows of a data source are converted.
 
     Attributes:
         pair: templates of prompt and target; None: each row's columns determine them.
@@ -95,7 +95,7 @@ def complete_prompt_target(
     prompt: TextTemplate | None = None,
     target: TextTemplate | None = None,
 ) -> PromptTarget:
-    """Configured prompt and target templates, with defaults for the row's columns.
+    """Configured templates of prompt and target, or defaults that fit the columns of a row.
 
     Raises:
         DataError: none does.

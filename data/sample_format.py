@@ -26,7 +26,7 @@ TokenInLoss = tuple[int, bool]
 
 @dataclass(frozen=True)
 class SampleFormat(ABC):
-    """Converts examples to samples, and samples to a program's inputs.
+    """Converts examples to samples of token ids, and samples to a program's inputs.
 
     Attributes:
         name: for people.
@@ -42,7 +42,7 @@ class SampleFormat(ABC):
     trains_whole_chats: bool = False
 
     def render_prompt(self, config: RunConfig, prompt: str) -> str:
-        """Prompt text as the model reads it."""
+        """Prompt text as the model reads it, such as with a separator."""
         return prompt
 
     def render_example(self, config: RunConfig, example: Example) -> Example:
@@ -58,7 +58,7 @@ class SampleFormat(ABC):
         return config
 
     def loss_scope(self, config: RunConfig) -> LossOn:
-        """Name of the assistant turns that are in the loss."""
+        """Name of the assistant's turns that are in the loss, such as "last_turn"."""
         return "last_turn"
 
     @abstractmethod
@@ -90,7 +90,7 @@ class SampleFormat(ABC):
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
-        """Convert preference pairs to samples. Raises as `make_samples`."""
+        """Convert preference pairs to samples of fixed length. Raises as `make_samples`."""
 
     @abstractmethod
     def fit_length_to_pairs(
@@ -135,7 +135,7 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def count_predicted_positions(self, config: RunConfig) -> int:
-        """Number of positions in a sample that predict a token."""
+        """Number of positions in a sample at which the model predicts a token."""
 
     @abstractmethod
     def make_random_samples(
@@ -163,11 +163,11 @@ class SampleFormat(ABC):
         """Count the tokens of a batch that are not padding."""
 
     def output_length(self, config: RunConfig) -> int:
-        """Configured maximum number of generated tokens."""
+        """Configured maximum number of generated tokens per answer."""
         return int(getattr(config.model, self.output_field))
 
     def max_new_tokens(self, config: RunConfig) -> int:
-        """Maximum number of generated tokens, the end token included.
+        """Maximum number of tokens that a generated answer has, including the end token.
 
         A preset's limit is for its own task. For other data the model may write as many tokens as a
         text may have, or `generation.max_tokens`.
@@ -179,12 +179,12 @@ class SampleFormat(ABC):
         )
 
     def target_token_limit(self, config: RunConfig) -> TokenLimit:
-        """Maximum number of target tokens in training."""
+        """Maximum number of tokens that a target has in training."""
         max_positions = config.model.max_position_embeddings
         return TokenLimit(self.output_length(config), self.output_field, max_positions)
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
-        """Copy of the configuration with this output length."""
+        """Copy of the configuration with this maximum number of generated tokens."""
         fields: dict[str, Any] = {self.output_field: length}
         return replace(config, model=replace(config.model, **fields))
 

@@ -1,4 +1,4 @@
-"""Samples of fixed length: interface, epochs, token counts and padded prompts."""
+"""Samples of fixed length: interface, order in an epoch, token counts and padded prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IGNORE_INDEX = -100
 
 
 class Samples(Protocol):
-    """Interface of a data set of fixed-length samples."""
+    """Interface of a data set whose samples have a fixed length."""
 
     @property
     def truncation(self) -> Truncation: ...
@@ -32,21 +32,21 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`, in their order: arrays by name."""
         ...
 
 
 @runtime_checkable
 class EpochSampler(Protocol):
-    """Samples that select which samples an epoch has, such as a mixture."""
+    """Interface of samples that determine which of them an epoch has, such as a mixture."""
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Sample indices of an epoch, int64 [n], not shuffled."""
+        """Indices of the samples of an epoch, int64 [n], before shuffling."""
         ...
 
 
 def indices_of_epoch(samples: Samples, seed: int, epoch: int) -> np.ndarray:
-    """Sample indices of an epoch, int64 [n], not shuffled; by default all samples."""
+    """Indices of the samples of an epoch, int64 [n], before shuffling; by default all samples."""
     if isinstance(samples, EpochSampler):
         return samples.epoch_indices(seed, epoch)
     return np.arange(len(samples))
@@ -54,16 +54,16 @@ def indices_of_epoch(samples: Samples, seed: int, epoch: int) -> np.ndarray:
 
 @runtime_checkable
 class SamplesWithLengths(Protocol):
-    """Samples whose lengths are known: those of encoder-decoders."""
+    """Interface of samples with known lengths before padding: those of encoder-decoders."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample's prompts, int64 [n]."""
+        """Number of tokens of each sample's prompts, int64 [n]."""
         ...
 
 
 def sample_lengths(samples: Samples) -> np.ndarray:
-    """Tokens of each sample, int64 [n].
+    """Number of tokens of each sample without padding, int64 [n].
 
     Raises:
         TypeError: the samples do not know them.
@@ -74,7 +74,7 @@ def sample_lengths(samples: Samples) -> np.ndarray:
 
 
 def longest_sample(batch: Batch) -> int:
-    """Tokens of the longest sample of a batch, at least 1."""
+    """Number of tokens of a batch's longest sample without padding, at least 1."""
     (used,) = np.nonzero(get_segment_ids(batch).any(axis=0))
     return int(used[-1]) + 1 if len(used) else 1
 
@@ -128,7 +128,7 @@ class Prompts:
 
 
 def shuffle_epoch(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Permutation of `count` samples in an epoch, int64 [count]; determined by its arguments.
+    """Order of an epoch's `count` samples, int64 [count]; the same for the same arguments.
 
     It sorts raw output of the Philox generator instead of calling `permutation`: numpy guarantees
     that the former stays the same in later versions, but not the latter.

@@ -57,7 +57,7 @@ LENGTH_STD = 0.45
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Token ids of prompts and targets, padded only when a batch is taken.
+    """Token ids of prompts and targets, which are padded only when a batch is taken.
 
     MNLI, padded to length 512, would take gigabytes.
 
@@ -90,7 +90,7 @@ class EncodedExamples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each prompt, int64 [n]."""
+        """Number of tokens of each prompt, int64 [n]."""
         return np.diff(self.offsets)
 
     def prompt_ids(self, index: int) -> np.ndarray:
@@ -98,7 +98,7 @@ class EncodedExamples:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the examples at `indices`, in their order."""
+        """Batch of the examples at `indices`, in their order: arrays by name."""
         rows = np.asarray(indices, np.int64)
         input_ids = np.full((len(rows), self.sequence_length), self.pad, np.int32)
         segment_ids = np.zeros_like(input_ids)
@@ -148,7 +148,7 @@ class PackedExamples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample's prompts together, int64 [n]."""
+        """Number of tokens of each sample's prompts together, int64 [n]."""
         return np.append(self.examples.lengths, 0)[self.samples].sum(axis=1)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
@@ -176,7 +176,7 @@ class PackedExamples:
 
 @dataclass(frozen=True)
 class Seq2Seq(SampleFormat):
-    """Sample format of encoder-decoder models."""
+    """Sample format of encoder-decoder models: prompts to the encoder, targets to the decoder."""
 
     name: str = "seq2seq"
     sample_tokenizer: str = "t5_tokenizer"
@@ -486,7 +486,7 @@ def shift_right(labels: np.ndarray, pad_token_id: int, start: StartToken = None)
 def _encode_distinct(
     targets: Sequence[tuple[str, Languages]], tokenizer: Tokenizer
 ) -> list[np.ndarray]:
-    """Token ids of targets; equal ones, such as class labels, are tokenized once."""
+    """Token ids of target texts; equal texts, such as class labels, are tokenized once."""
     distinct = list(dict.fromkeys(targets))
     ids_by_target = dict(zip(distinct, tokenizer.encode_side(distinct, True), strict=True))
     return [ids_by_target[target] for target in targets]

@@ -41,13 +41,13 @@ _UNSUPPORTED_SUFFIXES = (".gz", ".xlsx", ".zip")
 
 
 class Source(Protocol):
-    """Interface of a source of data rows; `name` is for messages."""
+    """Interface of a source of data rows; its `name` is for messages."""
 
     @property
     def name(self) -> str: ...
 
     def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
-        """Read the rows of the source; yields the location and content of each.
+        """Read the rows of the data source; yields the location and content of each row.
 
         Raises:
             UserError: there is no such data, or it cannot be read.
@@ -63,15 +63,15 @@ class Source(Protocol):
         ...
 
     def check_local_files(self) -> None:
-        """Raise UserError if the source's local files are missing; reads no content."""
+        """Raise UserError if local files of the data source are missing; reads no content."""
         ...
 
     def estimate_bytes(self) -> int:
-        """Approximate uncompressed bytes on this machine; 0 if unknown."""
+        """Approximate uncompressed bytes of the data source on this machine; 0 if unknown."""
         ...
 
     def iter_file_hashes(self) -> Iterator[bytes]:
-        """Hashes of the files' content, if `estimate_bytes` is known."""
+        """Hashes of the content of the source's files, if `estimate_bytes` is known."""
         ...
 
     def file_states(self) -> list[object]:
@@ -112,7 +112,7 @@ class FileListSource:
     files: Sequence[Source]
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
-        """Class names of the first file; raises DataError if another file differs."""
+        """Class names of a column in the first file; raises DataError if another file differs."""
         names_by_file = {file.name: file.read_class_names(column) for file in self.files}
         names = next(iter(names_by_file.values()))
         if (
@@ -188,7 +188,7 @@ class ParallelSource:
 
 @dataclass(frozen=True)
 class SavedDataset:
-    """A folder written by `Dataset.save_to_disk`."""
+    """A Hugging Face data set in a folder written by `Dataset.save_to_disk`."""
 
     name: str
     split: str
@@ -268,7 +268,7 @@ def _estimate_file_bytes(path: Path) -> int:
 
 
 def _file_stat(path: Path) -> object:
-    """Inode, size and modification times of a file; its ctime cannot be set back."""
+    """Inode, size and change times of a file, by which writes to it are noticed."""
     try:
         status = path.stat()
     except OSError as error:
@@ -285,7 +285,7 @@ def _hash_file(path: Path) -> bytes:
 
 
 def source_from_name(source_name: str, split: str) -> Source:
-    """Source named by a flag: files, a folder, or the hub's `NAME[:SUBSET][@SPLIT]`.
+    """Data source that a flag names: files, a folder, or the hub's `NAME[:SUBSET][@SPLIT]`.
 
     Files are separated by commas; a part may be a pattern such as `data/*.jsonl`, or, if all are,
     two parallel text files such as `train.en+train.de`.
@@ -318,7 +318,7 @@ def source_from_name(source_name: str, split: str) -> Source:
 
 
 def _parallel_source(value: str) -> Source:
-    """Source of pairs of text files, such as `train.en+train.de`, separated by commas."""
+    """Data source of parallel text files in pairs, such as `train.en+train.de`, with commas."""
     sources = list[Source]()
     for pair in value.split(","):
         names = [name.strip() for name in pair.split(PARALLEL)]
@@ -332,7 +332,7 @@ def _parallel_source(value: str) -> Source:
 
 
 def _folder_source(name: str, split: str) -> Source:
-    """Source of a folder: a saved data set, or its data files of one type.
+    """Data source of a folder: a saved data set, or the folder's data files of one type.
 
     Files in subfolders are included.
     """
@@ -355,7 +355,7 @@ def _folder_source(name: str, split: str) -> Source:
 
 
 def _looks_like_file(name: str) -> bool:
-    """True if a name looks like that of a single file, which may not exist."""
+    """True if the name of a data source looks like a file's, which need not exist."""
     if Path(name).exists():
         return True
     one = "," not in name and not has_magic(name)
@@ -363,7 +363,7 @@ def _looks_like_file(name: str) -> bool:
 
 
 def _expand_glob(pattern: str) -> list[str]:
-    """Files that match a name or glob pattern, sorted."""
+    """Files that match a file name or glob pattern, sorted."""
     if _looks_like_file(pattern) or not has_magic(pattern):
         return [pattern]
     matching = sorted(name for name in glob(pattern, recursive=True) if Path(name).is_file())

@@ -96,7 +96,7 @@ class Task:
 
     @cached_property
     def row_format(self) -> DataFormat:
-        """Format of the task's rows: configured, or detected from the first row.
+        """Format of the task's rows, such as conversations: configured, or that of the first row.
 
         Raises:
             UserError: there is no such row, or it cannot be read.
@@ -142,7 +142,7 @@ class Task:
 
     @cached_property
     def labels(self) -> tuple[str, ...] | None:
-        """Class labels: configured, or those of the target's ClassLabel column; None for free text.
+        """Class labels: configured, or from the target's ClassLabel column; None for free text.
 
         Raises:
             UserError: only the data can tell, and cannot be read.
@@ -153,7 +153,7 @@ class Task:
         return next((names for names in candidates if names is not None), None)
 
     def _read_class_names(self, source: Source) -> tuple[str, ...] | None:
-        """Class names of a source's target column; None if it is no ClassLabel column."""
+        """Class names of a data source's target column; None if it is no ClassLabel column."""
         if self.row_format == "language_modeling" or self.preference_type:
             return None
         first_row = _read_first_row(source)
@@ -165,7 +165,7 @@ class Task:
         return None if column is None else source.read_class_names(column)
 
     def _make_class_labels(self, source: Source) -> ClassLabels | None:
-        """Class labels that convert a source's column values."""
+        """Create the class labels that the values in a source's target column stand for."""
         if self.labels is None:
             return None
         names = self._read_class_names(source)
@@ -183,7 +183,7 @@ class Task:
         )
 
     def read_corpus(self, split: Split) -> Corpus:
-        """Read the examples of a split whose rows are texts.
+        """Read the examples of a data split whose rows are texts, not conversations.
 
         See `read_splits`.
         """
@@ -195,7 +195,7 @@ class Task:
         reader: ConversationReader | None = None,
         data_warnings: DataWarnings | None = None,
     ) -> dict[Split, Corpus]:
-        """Read the examples of a split, and of a validation split held out from it.
+        """Read the examples of a data split, and of the validation split held out from it.
 
         Args:
             reader: converts conversations, if the task has them; no example may be left then.
@@ -215,7 +215,7 @@ class Task:
         return self.assign_examples_to_splits(examples, split)
 
     def source_of_split(self, split: Split) -> Source:
-        """Source of the rows of a split.
+        """Data source that holds the rows of a split.
 
         Raises:
             DataError: nothing says it.
@@ -229,7 +229,7 @@ class Task:
         return self.sources[source_split]
 
     def row_schema(self, source: Source) -> RowSchema:
-        """Templates and class labels for a source's rows, from its first row."""
+        """Templates and class labels for the rows of a data source, from its first row."""
         labels = self._make_class_labels(source)
         if self.row_format != "prompt_completion" or self.preference_type:
             return RowSchema(None, labels)
@@ -247,7 +247,7 @@ class Task:
         reader: ConversationReader | None,
         data_warnings: DataWarnings | None = None,
     ) -> Iterator[tuple[FileLocation, Example | int]]:
-        """Convert rows; yields locations with examples, or with `UNLABELED` or `NULL_VALUE`.
+        """Convert rows to examples; yields each with its location, or the reason to drop it.
 
         Args:
             row_schema: templates and labels of the rows.
@@ -317,7 +317,7 @@ class Task:
         prompt_target: PromptTarget | None,
         reader: ConversationReader | None,
     ) -> set[str]:
-        """Columns of a row that are rendered or control the rendering."""
+        """Columns of a row that are rendered to text or control the rendering."""
         if self.preference_type is not None:
             prompt_columns = () if self.prompt is None else self.prompt.columns
             return {
@@ -340,7 +340,7 @@ class Task:
     def _read_row_conversation(
         self, location: FileLocation, row: Row, labels: ClassLabels | None
     ) -> Conversation | int:
-        """Conversation of a row, or the reason why the row is dropped."""
+        """Conversation in a row; or, as an integer, the reason why the row is dropped."""
         if self._has_conversation(row):
             conversation = read_conversation(row, self.messages, self.on_null == "empty")
             return conversation.with_system_message(self.system)
@@ -353,7 +353,7 @@ class Task:
     def _convert_preference_row(
         self, location: FileLocation, row: Row, reader: ConversationReader | None
     ) -> list[Example]:
-        """Examples of a preference row; empty if the chat template rejects one of them."""
+        """Examples from a row of preference data; empty if the chat template rejects one."""
         prompt = None if self.prompt is None else self.prompt.render(row)
         examples = list[Example]()
         unpaired = self.preference_type == "unpaired"
@@ -383,7 +383,7 @@ class Task:
         return complete_prompt_target(location, row, prompt, target)
 
     def read_prompt_conversation(self, row: Row) -> Conversation:
-        """Conversation of a row up to the answer to generate.
+        """Conversation in a row, without the last answer, which the model is to generate.
 
         Raises:
             ColumnError: it has neither messages nor a prompt.
@@ -397,14 +397,14 @@ class Task:
         return conversation.with_system_message(self.system)
 
     def _suggest_validation_fraction(self, split: Split) -> str:
-        """Suggest a validation fraction of the training data, where possible."""
+        """Advice for an error message: use some of the training data for validation."""
         has_rows = split == "validation" and "train" in self.sources
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
     def assign_examples_to_splits(
         self, rows: Iterable[tuple[FileLocation, Example | int]], split: Split
     ) -> dict[Split, Corpus]:
-        """Assign examples to splits; equal prompts of a shared source go to the same split.
+        """Assign examples to splits of shared data; equal prompts go to the same split.
 
         Raises:
             DataError: the fraction that is held out leaves nothing for one.
@@ -434,12 +434,12 @@ class Task:
         return splits
 
     def splits_sharing_source(self, split: Split) -> tuple[Split, ...]:
-        """Splits that are read together with a split, as they share its source."""
+        """Splits that must be read together with `split`, as they share its data source."""
         reads_both = self.validation_fraction is not None and split == "train"
         return ("train", "validation") if reads_both else (split,)
 
     def split_of_example(self, example: Example, split: Split) -> Split:
-        """Split to which an example from the data for `split` is assigned."""
+        """Split, training or validation, that an example of shared data is assigned to."""
         if self.validation_fraction is None:
             return split
         return (
@@ -447,7 +447,7 @@ class Task:
         )
 
     def check_examples_left(self, split: Split, splits: Mapping[Split, Corpus]) -> None:
-        """Raise DataError if all rows of a split were dropped."""
+        """Raise DataError if all rows of a data split were dropped."""
         if any(corpus.examples for corpus in splits.values()):
             return
         unlabelled, nulls = splits[split].unlabeled, splits[split].nulls
@@ -464,7 +464,7 @@ class Task:
             )
 
     def check_validation_split(self, splits: Mapping[Split, Corpus]) -> None:
-        """Raise DataError if the validation fraction leaves a split without examples."""
+        """Raise DataError if the fraction held out for validation leaves a split empty."""
         for name, corpus in splits.items() if self.validation_fraction is not None else ():
             if not corpus.examples:
                 raise DataError(
@@ -486,7 +486,7 @@ class Task:
         )
 
     def render_prompt(self, row: Row) -> str:
-        """Render the prompt of a row; the row can lack the target's columns.
+        """Render the prompt of a data row, which can lack the columns of the target.
 
         Raises:
             ColumnError: it has neither the task's columns nor usual ones.
@@ -582,7 +582,7 @@ def check_task_and_files(data: Data) -> None:
 
 
 def _read_first_row(source: Source) -> tuple[FileLocation, Row] | None:
-    """First row of a source, with a column for each language of a translation."""
+    """First row of a data source; a translation has a column for each of its languages."""
     first = next(iter(source.read_rows()), None)
     return None if first is None else (first[0], with_language_columns(first[1]))
 
@@ -615,7 +615,7 @@ def _hash_to_unit_interval(example: Example) -> float:
 
 
 def _check_text_length(text: str) -> str:
-    """Return a text if it has at most `MAX_CHARACTERS` characters, else raise ColumnError.
+    """Return a text; raises ColumnError if it has more than `MAX_CHARACTERS` characters.
 
     Raises:
         ColumnError: it is that long.

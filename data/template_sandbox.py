@@ -43,7 +43,7 @@ def render_in_sandbox(
     has_generation_blocks: bool,
     variables: Mapping[str, Any],
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Render messages in the sandbox; returns the text and the spans of generation blocks.
+    """Render messages in the sandbox; returns the text and its spans from generation blocks.
 
     Args:
         source: the template.
@@ -103,7 +103,7 @@ def _exceeded_limit_error(resource: str) -> ConfigError:
 
 
 class _TemplateWorker:
-    """The sandboxed process that renders templates, started on first use.
+    """Sandboxed process that renders untrusted chat templates; started on first use.
 
     Threads take turns. It ends when this process does, however that ends.
     """
@@ -139,7 +139,7 @@ class _TemplateWorker:
                 raise
 
     def _kill_process(self, owner_pid: int) -> None:
-        """Kill the process if `owner_pid` started it; forked processes must not."""
+        """Kill the process if this process started it; a fork of this process must not."""
         if self._process is not None and owner_pid == os.getpid():
             process, self._process = self._process, None
             process.kill()
@@ -152,12 +152,12 @@ class _TemplateWorker:
 
 @cache
 def _get_worker(owner_pid: int) -> _TemplateWorker:
-    """Template worker of a process id; forked processes start their own."""
+    """Return the template worker of this process id; a forked process starts another one."""
     return _TemplateWorker()
 
 
 def _start_worker_process() -> subprocess.Popen[bytes]:
-    """Start the worker in a session of its own, without output of libraries."""
+    """Start the worker process in a new session, discarding the output of libraries."""
     return subprocess.Popen(
         [sys.executable, "-P", str(_SCRIPT)],
         stdin=subprocess.PIPE,
@@ -168,7 +168,7 @@ def _start_worker_process() -> subprocess.Popen[bytes]:
 
 
 def _exchange_line(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a line and read the reply, which is incomplete if the process has ended."""
+    """Send a line to a process and read its reply, which is incomplete if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -17,7 +17,7 @@ _PROCESS_SIZE = Path("/proc/self/statm")
 
 
 def render_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Render a JSON request; returns text and generation blocks, or the exception."""
+    """Render the messages of a JSON request; returns the text and spans, or the exception."""
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
 

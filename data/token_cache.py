@@ -50,7 +50,7 @@ DATA_FOLDER = Path(__file__).parent
 
 
 def is_large_source(source: Source) -> bool:
-    """True if a source is large enough for several processes; False for the hub's."""
+    """True if a data source has enough bytes for several processes; False on the hub."""
     return source.estimate_bytes() >= MIN_BYTES
 
 
@@ -59,7 +59,7 @@ TokenizedSplits = dict[Split, tuple[Corpus, JsonObject]]
 
 
 def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
-    """Load the tokenized examples of a split and of its held-out part, or create them.
+    """Load the cached tokens of a split and its held-out split, or tokenize their examples.
 
     Returns None if no disk has space, so that this process must read the data itself.
 
@@ -98,7 +98,7 @@ def _tokenize_into_folder(
     splits: Sequence[Split],
     state: list[object],
 ) -> TokenizedSplits:
-    """Tokenize a split's data into files, and open the files.
+    """Tokenize a data split into files of a folder, and open the files.
 
     Args:
         cache_folder: where their files stay; None: nowhere.
@@ -132,7 +132,7 @@ def _tokenize_into_folder(
 
 
 def _cache_or_temp_folder(cache_folder: Path | None) -> AbstractContextManager[str | Path]:
-    """Context with a temporary folder for the tokenized files."""
+    """Context with the folder for files of tokens: in the cache, or a temporary one."""
     if cache_folder is None:
         return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     cache_folder.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def _cache_or_temp_folder(cache_folder: Path | None) -> AbstractContextManager[s
 
 
 def _run_tokenize_worker(data: Pipeline, split: Split, folder: Path) -> None:
-    """Run the tokenizing process, which writes a split's files into a folder."""
+    """Run the program that tokenizes a data split into files of a folder."""
     request = {
         "config": data.user_config.to_dict(),
         "split": split,
@@ -181,7 +181,7 @@ def _run_tokenize_worker(data: Pipeline, split: Split, folder: Path) -> None:
 
 
 def _num_usable_cpus() -> int:
-    """Number of CPUs that this process can use for tokenization."""
+    """Number of CPUs on which this process can tokenize data."""
     num_cpus = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -189,7 +189,7 @@ def _num_usable_cpus() -> int:
 
 
 def _cache_key(data: Pipeline, split: Split) -> str:
-    """Hash of everything that determines a split's examples and tokens."""
+    """Hash of all that determines the examples and tokens of a data split."""
     sha256 = hashlib.sha256()
     for path in sorted(DATA_FOLDER.glob("*.py")):
         sha256.update(path.read_bytes())

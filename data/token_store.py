@@ -44,7 +44,7 @@ class LazySequence(Sequence[T]):
 
 @dataclass
 class TokenStore:
-    """Collects tokenized examples and writes them as columns.
+    """Collects tokenized examples and writes them to a file as columns.
 
     Attributes:
         texts: UTF-8 of prompts and targets, alternating.
@@ -69,7 +69,7 @@ class TokenStore:
     languages: dict[Languages, int] = field(default_factory=dict)
 
     def add_example(self, location: FileLocation, example: Example, tokens: TokenizedText) -> None:
-        """Add a tokenized example. A document chunk is stored as tokens only."""
+        """Add a tokenized example; of a document chunk only tokens are stored."""
         stored_target = "" if example.doc_chunk else example.target
         for text in (example.prompt, stored_target):
             self.texts.append(text.encode(errors="surrogatepass"))
@@ -106,7 +106,7 @@ class TokenStore:
 
 
 def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
-    """Open a file of tokenized examples; returns the corpus and its metadata.
+    """Open a file of tokenized examples; returns them as a corpus, with the file's metadata.
 
     Raises:
         FileError: there is no such file, or it is damaged.

@@ -51,7 +51,7 @@ Chunk = list[tuple[FileLocation, Row]]
 
 
 class ChunkResult(NamedTuple):
-    """Tokenized examples of a chunk of rows, with drop counts and warnings."""
+    """Tokenized examples of several rows, with counts of dropped rows and data warnings."""
 
     rows: list[tuple[FileLocation, Example, TokenizedText]]
     left_out: tuple[int, int]
@@ -60,14 +60,14 @@ class ChunkResult(NamedTuple):
 
 
 class TokenizeContext(NamedTuple):
-    """Pipeline and task that forked worker processes share."""
+    """Data pipeline and task that forked worker processes share."""
 
     data: Pipeline
     row_schema: RowSchema
     chat_template: ChatTemplate | None
 
     def tokenize_chunk(self, chunk: Chunk) -> ChunkResult:
-        """Tokenize a chunk of rows."""
+        """Tokenize some rows of a data source."""
         template, data, data_warnings = self.chat_template, self.data, self.data.new_data_warnings()
         if template is not None:
             template.warnings = data_warnings
@@ -104,7 +104,7 @@ def _group_rows_into_chunks(rows: Iterator[tuple[FileLocation, Row]]) -> Iterato
 
 
 def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -> None:
-    """Tokenize a split and its held-out part, and write a file for each of the two.
+    """Tokenize a data split and its held-out split; writes one file for each of them.
 
     Raises:
         UserError: the data do not fit the task.
@@ -144,7 +144,7 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
 
 
 def main() -> None:
-    """Read a JSON request from standard input and tokenize its split."""
+    """Read a JSON request from standard input and tokenize the data split that it names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that asked decides
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     request = JsonObject(json.load(sys.stdin), "standard input")

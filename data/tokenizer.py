@@ -45,7 +45,7 @@ DEFAULT_PAD_TOKEN = "<|extratoken_1|>"
 
 
 class MissingEmbeddingRowError(UserError, ValueError):
-    """Raised for a token id without a row in the model's embedding.
+    """Raised for a token id that has no row in the model's embedding.
 
     Attributes:
         token: as the tokenizer writes it.
@@ -114,13 +114,13 @@ class Tokenizer:
 
     @property
     def required_vocab_size(self) -> int:
-        """Number of embedding rows that the tokenizer's largest token id needs."""
+        """Number of embedding rows that the largest token id of the tokenizer needs."""
         codes = () if self.language_codes is None else self.language_codes.token_ids.values()
         return max(_required_vocab_size(self.hf_tokenizer), *(code + 1 for code in codes), 0)
 
     @property
     def identity_values(self) -> list[object]:
-        """Everything that determines the token ids of a text, as JSON values."""
+        """All settings of the tokenizer that determine a text's token ids, as JSON values."""
         backend = getattr(self.hf_tokenizer, "backend_tokenizer", None)
         vocabulary = (
             sorted(self.hf_tokenizer.get_vocab().items()) if backend is None else backend.to_str()
@@ -148,7 +148,7 @@ class Tokenizer:
     def _encode_chunk(
         self, texts: Sequence[str], add_special_tokens: bool, is_target: bool = False
     ) -> Iterator[np.ndarray]:
-        """Encode texts, as sources or as targets, to token ids, int32 [n] each."""
+        """Encode some texts, as prompts or as targets, to token ids, int32 [n] each."""
         argument = {"text_target" if is_target else "text": list(texts)}
         with wrap_rust_panics():
             encoded = self.hf_tokenizer(
@@ -160,7 +160,7 @@ class Tokenizer:
     def encode_side(
         self, texts: Iterable[tuple[str, Languages]], is_target: bool
     ) -> Iterator[np.ndarray]:
-        """Encode sources or targets of an encoder-decoder, with the end token, int32 [n] each.
+        """Encode prompts or targets of an encoder-decoder with end tokens, int32 [n] each.
 
         A tokenizer that marks languages puts the text's code where its model expects it; Marian's
         has a vocabulary of pieces for each side.
@@ -217,7 +217,7 @@ class Tokenizer:
     def encode_doc_chunks(
         self, texts: Iterable[tuple[str, DocumentChunk]]
     ) -> Iterator[TokenizedText]:
-        """Encode the chunks of a document, with all tokens in the loss.
+        """Encode the chunks of a document to token ids, all of them in the loss.
 
         Concatenated, the chunks' tokens are those of the document and the end token.
         """
@@ -239,7 +239,7 @@ class Tokenizer:
 
     @cached_property
     def affix_ids(self) -> tuple[list[int], list[int]]:
-        """Token ids that the tokenizer adds before and after a text."""
+        """Special token ids that the tokenizer adds before and after a text."""
         encoded = self.hf_tokenizer(
             "a", add_special_tokens=not self.chat, return_special_tokens_mask=True
         )
@@ -250,12 +250,12 @@ class Tokenizer:
 
     @cached_property
     def num_end_tokens(self) -> int:
-        """Number of tokens at the end of a sequence: the end token, and a code that follows it."""
+        """Number of special tokens at a text's end: the end token, and a language code after it."""
         has_code = self.language_codes is not None and self.language_codes.follow_texts
         return 2 if has_code else 1
 
     def append_eos(self, ids: np.ndarray) -> np.ndarray:
-        """Append the end token unless the sequence ends with it, int32 [n]."""
+        """Append the end token to token ids unless they end with it, int32 [n]."""
         if self.eos_token_id in ids[-self.num_end_tokens :]:
             return ids
         return np.append(ids, np.int32(self.eos_token_id))
@@ -324,7 +324,7 @@ class Tokenizer:
     def _find_lost_characters_of_side(
         self, texts: Sequence[str], characters: Sequence[str], is_target: bool
     ) -> tuple[list[str], list[str]]:
-        """Those of some characters that one side loses, see `find_lost_characters`."""
+        """Characters that the tokenizer loses in texts of one kind, prompts or targets."""
         decoded_alone, decoded_amid_letters = (
             self._encode_and_decode(characters, is_target),
             self._encode_and_decode(map(_put_between_letters, characters), is_target),
@@ -355,7 +355,7 @@ class Tokenizer:
         return REPEATED_SPACES in text
 
     def _encode_and_decode(self, texts: Iterable[str], is_target: bool = False) -> list[str]:
-        """Encode and decode texts, without unknown tokens."""
+        """Encode and decode texts; unknown tokens are left out of the decoded texts."""
         unk_id = self.hf_tokenizer.unk_token_id
         encoded = (
             ids for chunk in group_into_lists(texts)
@@ -377,7 +377,7 @@ class Tokenizer:
         return decoded
 
     def _decode_side(self, tokens: Sequence[int] | np.ndarray, is_target: bool) -> str:
-        """Decode ids of one of Marian's two vocabularies up to the end token.
+        """Decode ids of one of the two vocabularies of Marian's tokenizer, up to the end token.
 
         transformers leaves the source's padding token out, whose id is an ordinary piece's of the
         target's vocabulary.
@@ -389,7 +389,7 @@ class Tokenizer:
 
     @cached_property
     def _pieces(self) -> tuple[dict[int, str], dict[int, str]]:
-        """Pieces of Marian's source and target vocabularies by id."""
+        """Text pieces, by id, of the two vocabularies of Marian's tokenizer."""
         hf: Any = self.hf_tokenizer
         return {number: piece for piece, number in hf.encoder.items()}, hf.decoder
 
@@ -399,7 +399,7 @@ REPEATED_SPACES = "  "
 
 
 def collect_characters(texts: Iterable[str]) -> set[str]:
-    """Collect the set of characters in texts, with `REPEATED_SPACES` if they occur."""
+    """Collect the characters in texts; repeated spaces are included as `REPEATED_SPACES`."""
     characters = set[str]()
     for text in texts:
         characters.update(text)
@@ -430,7 +430,7 @@ def save_tokenizer(
 
 
 def find_saved_tokenizer(run: RunFolder) -> Path | None:
-    """Folder of the tokenizer saved with a run; None if the run has none."""
+    """Folder of the tokenizer saved in a run folder; None if the run has none."""
     path = run.tokenizer.absolute()
     return path if path.is_dir() else None
 
@@ -458,7 +458,7 @@ def warn_truncated_answers(
 
 
 def _put_between_letters(character: str) -> str:
-    """Put a letter before and after a character."""
+    """Put a letter before and after a character, since tokens can depend on neighbors."""
     neighbor = "b" if _fold_case_and_accents(character) == "a" else "a"
     return f"{neighbor}{character}{neighbor}"
 
@@ -486,7 +486,7 @@ def _survives_round_trip(original_and_decoded: tuple[str, str], character: str) 
 
 
 def _spans_to_loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
-    """Mask of the tokens that overlap spans in the loss, bool [n]."""
+    """Create the mask of tokens that overlap character spans in the loss, bool [n]."""
     mask, start = np.zeros(len(encoding.ids), bool), 0
     for span in spans:
         end = start + len(span.text)
@@ -497,7 +497,7 @@ def _spans_to_loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.nda
 
 
 def _token_range_of_characters(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
-    """Token range [first, end) that covers the characters in [start, end).
+    """Range [first, end) of the tokens that cover the characters in [start, end).
 
     A token without characters counts as the one that follows it; special tokens that are not in the
     text, as none. Asking for single ones is faster than reading the places of all.
@@ -509,7 +509,7 @@ def _token_range_of_characters(encoding: Encoding, start: int, end: int) -> tupl
     last_token = first_token
 
     def token_start(token: int) -> int:
-        """Start offset of a token in characters; -1 if it has none in the text."""
+        """Character offset at which a token starts; -1 if the token is not in the text."""
         if not 0 <= token < len(encoding.ids):
             return -1
         char_span = encoding.token_to_chars(token)
@@ -534,7 +534,7 @@ def first_token_at_or_after(encoding: Encoding, start: int) -> int | None:
 
 
 def _byte_of_character(hf_tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """Map from characters of byte-level tokens (GPT-2, ByT5) to bytes; else empty."""
+    """Map characters that stand for bytes in tokens (GPT-2, ByT5) to bytes; else empty."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     if not hf_tokenizer.vocab_files_names:
@@ -578,7 +578,7 @@ def _required_vocab_size(hf_tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def group_into_lists(items: Iterable[T]) -> Iterator[list[T]]:
-    """Split items into lists of up to `CHUNK_TEXTS` items."""
+    """Split texts into lists of up to `CHUNK_TEXTS`, to be tokenized at once."""
     remaining = iter(items)
     while chunk := list(islice(remaining, CHUNK_TEXTS)):
         yield chunk

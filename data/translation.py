@@ -32,13 +32,13 @@ def with_language_columns(row: Row) -> Row:
 
 @dataclass(frozen=True)
 class TranslationLanguages:
-    """Languages of a task's rows: templates for source and target; None: usual columns."""
+    """Languages of a task's rows: a template each for source and target; None if unset."""
 
     templates: tuple[Template | None, Template | None] = (None, None)
 
     @classmethod
     def from_config(cls, data: Data) -> TranslationLanguages:
-        """The languages that the configuration names.
+        """Create the languages of source and target texts that the configuration names.
 
         Raises:
             DataError: both are the same one.
@@ -55,13 +55,13 @@ class TranslationLanguages:
 
     @property
     def fixed(self) -> Languages:
-        """Languages that all rows have."""
+        """Languages that are the same for all rows; None where they differ."""
         return Languages(
             *(None if t is None or t.columns else t.render({}) for t in self.templates)
         )
 
     def without_language_names(self, row: Row) -> Row:
-        """The row without its columns that say languages."""
+        """The row without the columns that name its texts' languages."""
         names = {
             column
             for template, usual in zip(self.templates, LANGUAGE_COLUMNS, strict=True)
@@ -70,7 +70,7 @@ class TranslationLanguages:
         return {column: value for column, value in row.items() if column not in names}
 
     def row_languages(self, row: Row) -> Languages:
-        """Languages of a row.
+        """Source and target language of a row.
 
         Raises:
             ColumnError: a column is missing, or both are the same one.
@@ -89,7 +89,7 @@ class TranslationLanguages:
         return languages
 
     def find_text_templates(self, row: Row) -> tuple[Template | None, Template | None]:
-        """Templates of the columns that are named like the languages of all rows, if there are.
+        """Templates of the columns that are named like the two languages of all rows, if any.
 
         The column of `de_DE` is `de_DE` or `de`.
         """

@@ -56,7 +56,7 @@ class TokenLimit:
     max_position_embeddings: int | None = None
 
     def fitting_advice(self, tokens: int) -> str:
-        """Advice on how to fit a sequence with more tokens than the limit."""
+        """Advice for an error message: how to fit a sequence that is longer than the limit."""
         alternative = "--data.on_long_target truncate or skip"
         if self.max_position_embeddings is not None and tokens > self.max_position_embeddings:
             return f"the model was made for {self.max_position_embeddings}: give {alternative}"
@@ -64,7 +64,7 @@ class TokenLimit:
 
 
 class TooLongError(ValueError):
-    """Raised for an example that does not fit into a sample.
+    """Raised for an example that has too many tokens for a sample.
 
     Attributes:
         index: which one.
@@ -82,7 +82,7 @@ def truncate_targets(
     on_long_target: OnLongTarget,
     num_end_tokens: int = 1,
 ) -> tuple[list[int], list[np.ndarray], Truncation]:
-    """Truncate or drop targets beyond the token limit, or raise TooLongError.
+    """Truncate or drop targets that exceed the token limit, or raise TooLongError.
 
     Args:
         tokens: of each target, the end token included.
@@ -121,7 +121,7 @@ def truncate_right(ids: np.ndarray, length: int, num_end_tokens: int = 1) -> np.
 
 
 def left_truncated_indices(size: int, length: int, num_fixed: int) -> np.ndarray:
-    """Indices of the tokens that truncation on the left keeps, int64 [at most length].
+    """Indices of the tokens that remain if a sequence is truncated on the left, int64 [n].
 
     Args:
         num_fixed: tokens before that beginning, such as `<bos>`, which stay.

@@ -172,7 +172,7 @@ def read_rows() -> list[PlannedModelRow]:
 
 
 def rewrite_tables(text: str, rows: Sequence[PlannedModelRow]) -> str:
-    """Returns the Markdown document with tables made of these rows."""
+    """Returns the Markdown document with tables made of these rows of planned models."""
     tables = {
         "models": _model_table,
         "speed": partial(_table_by_machine, cell=_format_speed),
@@ -210,7 +210,7 @@ def _table_by_machine(
     models: Iterable[str] = MODELS,
     machines: Collection[str] = MACHINES,
 ) -> str:
-    """Returns a Markdown table with a row for each model and a column for each machine."""
+    """Returns a Markdown table of training plans: a row per model, a column per machine."""
     by_model_and_machine = {(row.model, row.machine): cell(row) for row in rows}
     models_with_rows = [model for model in models if any(row.model == model for row in rows)]
     cells = (
@@ -228,7 +228,7 @@ def _format_speed(row: PlannedModelRow) -> str:
 
 
 def _format_memory(row: PlannedModelRow) -> str:
-    """Returns text with gigabytes of device/host/disk memory, without trailing zeros."""
+    """Returns device/host/disk memory in gigabytes as text, without trailing zeros."""
     sizes = [row.device_bytes, row.host_bytes, row.disk_bytes]
     while sizes[-1] < 1e8:
         sizes.pop()
@@ -268,7 +268,7 @@ def _measured_row(run: str, record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def compute_missing_rows(rows: Sequence[PlannedModelRow]) -> None:
-    """Compute all rows except the given ones, and save each at once.
+    """Plan all models and machines except those in the given rows; saves each result at once.
 
     Each in a process of its own, which gives back the gigabytes that simulated programs take.
     """

@@ -26,12 +26,12 @@ _TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewrite_tables(text: str) -> str:
-    """Returns the document with its tables up to date."""
+    """Returns the Markdown document with its tables of fields and presets up to date."""
     return _TABLE.sub(lambda match: match[1] + _create_table(match[2]) + match[3], text)
 
 
 def _create_table(name: str) -> str:
-    """Returns a Markdown table: "presets", "decoders", "missing", a section or a model family."""
+    """Returns the Markdown table of this name, such as "presets", a section or a model family."""
     if name == "presets":
         return _preset_table()
     if name == "missing":
@@ -59,7 +59,7 @@ _HF = re.compile(r" (HF|PEFT): .*")
 
 
 def _field_rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
-    """Returns the table row (flag, meaning) of each configuration field, by dotted name."""
+    """Returns the Markdown table row (flag, meaning) of each config field, by dotted name."""
     return {
         leaf.path: (
             f"`--{shortest_flag(leaf.path)}{_format_default(section, leaf)}`",
@@ -90,7 +90,7 @@ def _decoder_rows() -> list[tuple[str, str]]:
 
 
 def _format_default(section: type[ConfigSection], leaf: ConfigField) -> str:
-    """Format a field's default as it is written after a flag; "" for null."""
+    """Format a config field's default as it is written after a flag; "" for null."""
     value: object = section()
     for name in leaf.path.split("."):
         value = getattr(value, name)
@@ -107,7 +107,7 @@ def _format_default(section: type[ConfigSection], leaf: ConfigField) -> str:
 
 # ---- presets ------------------------------------------------------------------------------------
 def _preset_table() -> str:
-    """Returns the table of presets, without the FP8 variants."""
+    """Returns the Markdown table of presets, without their FP8 variants."""
     head = ("Preset", "Layers", "Features", "Type", "dp × tp", "Micro-batch", "Batch")
     names = (name for name in preset_names("finetuning") if not name.endswith("_fp8"))
     return format_markdown_table(head, map(_preset_row, names))
@@ -134,13 +134,13 @@ def _preset_row(name: str) -> tuple[str, ...]:
 
 # ---- Markdown -----------------------------------------------------------------------------------
 def format_markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Returns a Markdown table without bars at the ends of its lines."""
+    """Returns a Markdown table of the rows, without bars at the ends of lines."""
     lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, *rows)]
     return "\n".join([lines[0], "|".join(["---"] * len(head)), *map(str.rstrip, lines[1:]), ""])
 
 
 def main() -> None:
-    """Update the tables of docs/configuration.md."""
+    """Update the tables of fields and presets in docs/configuration.md."""
     DOCUMENT.write_text(rewrite_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
 
 

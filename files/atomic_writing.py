@@ -126,7 +126,7 @@ def check_can_write_file(purpose: str, path: str | Path) -> None:
 
 
 def check_can_write_folder(purpose: str, path: str | Path) -> None:
-    """Raise WriteError unless files can be written into a folder, existing or not.
+    """Raise WriteError unless files can be written into a folder, which need not exist yet.
 
     Leaves nothing behind.
     """
@@ -158,7 +158,7 @@ def _check_name_lengths(path: Path) -> None:
 
 
 def _mode_for_new_file(path: Path) -> int | None:
-    """Type and permission bits of a path; None if no file exists there."""
+    """Type and permission bits of the file at a path; None if there is none yet."""
     try:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -11,7 +11,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system w
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file, created if missing; returns its file descriptor.
+    """Open a file for locking, creating it if missing; returns its file descriptor.
 
     Programs that are started meanwhile do not inherit it: they would go on holding the lock. A link
     is not followed: what it leads to would be overwritten.

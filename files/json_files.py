@@ -124,76 +124,76 @@ class JsonObject:
         self._where = location
 
     def with_data(self, data: Mapping[str, Any]) -> JsonObject:
-        """Copy with other data at the same location."""
+        """Create a JSON object of other data, with the same location in messages."""
         return JsonObject(dict(data), self._where)
 
     def text(self, name: str) -> str:
-        """Read a string field."""
+        """Read the field of this name as a string."""
         return self._get_typed(name, str, "text")
 
     def count(self, name: str) -> int:
-        """Read an integer field from 0 to 2^63 - 1."""
+        """Read the field of this name as an integer from 0 to 2^63 - 1."""
         value = self._value(name)
         if type(value) is not int or not 0 <= value < 2**63:
             raise self.error(name, "an integer, 0 or more")
         return value
 
     def integer(self, name: str) -> int:
-        """Read a 64-bit integer field."""
+        """Read the field of this name as a 64-bit integer."""
         value = self._value(name)
         if type(value) is not int or not -(2**63) <= value < 2**63:
             raise self.error(name, "an integer")
         return value
 
     def number(self, name: str) -> float:
-        """Read a finite number field."""
+        """Read the field of this name as a finite number."""
         value = self._value(name)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise self.error(name, "a number")
         return float(value)
 
     def counts(self, name: str) -> list[int]:
-        """Read a field that is a list of integers from 0 to 2^63 - 1."""
+        """Read the field of this name as a list of integers from 0 to 2^63 - 1."""
         values = self._get_typed(name, list, "a list of integers")
         if not all(type(value) is int and 0 <= value < 2**63 for value in values):
             raise self.error(name, "a list of integers, 0 or more")
         return values
 
     def text_list(self, name: str) -> list[str]:
-        """Read a field that is a list of strings."""
+        """Read the field of this name as a list of strings."""
         values = self._get_typed(name, list, "a list of texts")
         if not all(isinstance(value, str) for value in values):
             raise self.error(name, "a list of texts")
         return values
 
     def object(self, name: str) -> JsonObject:
-        """Read a field that is an object."""
+        """Read the field of this name as a JSON object."""
         return JsonObject(self._value(name), f"{self._where}: {format_name(name)}")
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """Read a field that is an object, as a plain dict."""
+        """Read the field of this name as a JSON object without typed access, a plain dict."""
         return self.object(name).data
 
     def objects(self, name: str) -> Mapping[str, JsonObject]:
-        """Read a field that is an object whose values are objects."""
+        """Read the field of this name as a JSON object whose values are objects."""
         inner = self.object(name)
         return {key: inner.object(key) for key in inner.data}
 
     def object_list(self, name: str) -> list[JsonObject]:
-        """Read a field that is a list of objects."""
+        """Read the field of this name as a list of JSON objects."""
         values = self._get_typed(name, list, "a list of objects")
         return [
             JsonObject(v, f"{self._where}: {format_name(name)}[{i}]") for i, v in enumerate(values)
         ]
 
     def int_lists(self, name: str) -> list[list[int]]:
-        """Read a field that is a list of lists of integers from 0."""
+        """Read the field of this name as a list of lists of integers from 0."""
         values = self._get_typed(name, list, "a list of lists")
         lists = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
         return [lists.counts(i) for i in lists.data]
 
     def text_mapping(self, name: str) -> dict[str, str]:
-        """Read a field that is an object whose values are strings."""
+        """Read the field of this name as a JSON object whose values are strings."""
         inner = self.object(name)
         return {key: inner.text(key) for key in inner.data}
 

@@ -1,4 +1,4 @@
-"""Paths of the records and checkpoints in a run folder.
+"""Paths in the folder of a run: records such as metrics.jsonl, and checkpoints.
 
 This is the only file that knows. It is in the lowest room, since below the loop a saved run's
 configuration and tokenizer are read. `checkpoints.step_folders` names the folders of steps.
@@ -16,7 +16,7 @@ CONFIG = "config.yml"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths in the folder of a run: records and, with --save, checkpoints.
+    """Paths in the folder of a run: records such as metrics and, with --save, checkpoints.
 
     The folder may not exist yet.
     """
@@ -27,14 +27,14 @@ class RunFolder:
     def from_options(
         cls, folder: str | None, checkpoint_folder: str | None, preset: str
     ) -> RunFolder:
-        """Run folder that an option names, else that of --save, else a new one in runs/."""
+        """Run folder that a script's option names, else that of --save, else a new one in runs/."""
         if folder or checkpoint_folder:
             return cls(Path(folder or checkpoint_folder or ""))
         return cls(Path("runs") / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}")
 
     @classmethod
     def from_step_folder(cls, step: Path) -> RunFolder:
-        """Run folder that contains a checkpoint folder, directly or in best/."""
+        """Run folder that contains the folder of a saved step, directly or in best/."""
         folder = cls(step.absolute().parent)
         parent = cls(folder.path.parent)
         return parent if folder.path == parent.best else folder
@@ -46,12 +46,12 @@ class RunFolder:
 
     @property
     def sessions(self) -> Path:
-        """File with one entry for each start or resume of the run."""
+        """File with the command, hardware and versions of each start or resume of the run."""
         return self.path / "run.json"
 
     @property
     def metrics(self) -> Path:
-        """File of metrics: one line for each optimizer step."""
+        """File of metrics, JSON Lines: one line for each optimizer step."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -61,18 +61,18 @@ class RunFolder:
 
     @property
     def records(self) -> list[Path]:
-        """Existing record files, and the files of the tokenizer."""
+        """Existing files besides checkpoints: config, sessions, metrics and tokenizer files."""
         tokenizer_files = self.tokenizer.iterdir() if self.tokenizer.is_dir() else ()
         return [path for path in (*self.resume_files, *tokenizer_files) if path.is_file()]
 
     @property
     def mirror_ids(self) -> Path:
-        """File with the names under which a mirror stores the run and this folder."""
+        """File with the ids by which the run and this folder are known at the run's mirror."""
         return self.path / "mirror.json"
 
     @property
     def loss_curve(self) -> Path:
-        """Image file with a plot of the metrics."""
+        """Image file with a plot of loss and learning rate by step."""
         return self.path / "loss_curve.png"
 
     @property
@@ -82,17 +82,17 @@ class RunFolder:
 
     @property
     def profile(self) -> Path:
-        """Folder of a profiler trace."""
+        """Folder of a profiler trace (`--profile`)."""
         return self.path / "profile"
 
     @property
     def phase_table(self) -> Path:
-        """File with a table of time by phase, next to the profiler trace."""
+        """File with a table of time by phase of the model, next to the profiler trace."""
         return self.profile / "phases.txt"
 
     @property
     def validation(self) -> Path:
-        """File with the results of the validation script."""
+        """File with the metrics and predictions that the validation script writes."""
         return self.path / "eval.json"
 
     @property
@@ -102,22 +102,22 @@ class RunFolder:
 
     @property
     def tokenized_data(self) -> Path:
-        """Folder of tokenized data, by a hash of their sources and settings."""
+        """Folder of cached tokens; subfolders are named by a hash of the data and settings."""
         return self.path / "prepared"
 
     @property
     def reference(self) -> Path:
-        """Folder of the reference model's log-probabilities, by a hash."""
+        """Folder of cached log-probabilities of the reference model; files are named by a hash."""
         return self.path / "reference"
 
     @property
     def quantized_weights(self) -> Path:
-        """Folder of quantized frozen weights, by a hash of the full-precision weights."""
+        """Folder of cached quantized weights; files are named by a hash of the original weights."""
         return self.path / "packed"
 
     @property
     def base(self) -> Path:
-        """Folder of checkpoints of other runs that have this run's frozen weights, by a hash."""
+        """Folder of copies of base models: checkpoints of other runs, each named by a hash."""
         return self.path / "base"
 
     @property

@@ -23,7 +23,7 @@ _LOCK = "lock"
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """Context with a temporary path to write to, renamed to `target` at the end.
+    """Context with a temporary path to write to, renamed to the path `target` at the end.
 
     The path has the name of `target`. If the context fails, what was written is deleted.
 
@@ -58,7 +58,7 @@ def temp_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_stale_folders(folder: Path) -> None:
-    """Delete temporary folders of ended processes in a folder; errors are ignored."""
+    """Delete temporary folders that ended processes left in a folder; errors are ignored."""
     with suppress(OSError):
         for temp_folder in folder.iterdir():
             if _NAME.fullmatch(temp_folder.name):

@@ -30,7 +30,7 @@ _RESOLVER, _CONSTRUCTOR = yaml.resolver.Resolver(), yaml.constructor.SafeConstru
 
 
 class LocatedDict(dict[str, Any]):
-    """A dict that stores the file location of each value.
+    """A dict from YAML that stores the file location of each value.
 
     Attributes:
         locations: file locations by key; keys that do not come from a file are missing.
@@ -80,14 +80,14 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
 
 
 class _OpenContainer(NamedTuple):
-    """A list or mapping under construction, and the key of the mapping's next value."""
+    """A YAML list or mapping under construction, and the key of the mapping's next value."""
 
     container: list[Any] | LocatedDict
     keys: list[str]
 
 
 def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
-    """Build plain data from the parser events of one document, without recursion."""
+    """Build plain data from the parser events of one YAML document, without recursion."""
     result: list[Any] = []
     stack = [_OpenContainer(result, [])]
     for event in events:
@@ -124,7 +124,7 @@ def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
 def _append_value(
     parent: _OpenContainer, event: Any, path: Path, container: list[Any] | LocatedDict | None
 ) -> None:
-    """Append a scalar or container to the list or mapping under construction."""
+    """Append a YAML scalar or container to the list or mapping under construction."""
     if isinstance(parent.container, list):
         parent.container.append(_parse_scalar(event, path) if container is None else container)
     elif parent.keys:
@@ -141,7 +141,7 @@ def _append_value(
 
 
 def _parse_scalar(event: Any, path: Path) -> Any:
-    """Convert a scalar to str, int, float, bool or None; dates and invalid numbers are str."""
+    """Convert a YAML scalar to str, int, float, bool or None; dates and invalid numbers are str."""
     _check_yaml_tag(event, _SCALARS, path)
     tag = event.tag
     if tag is None or tag == "!":

@@ -24,7 +24,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def make_generation_config(base: Mapping[str, Any], hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Generation config of an exported model: the base model's with updated token ids.
+    """Generation config of an exported model: that of its base model with updated token ids.
 
     Args:
         base: settings of the model that training began with.

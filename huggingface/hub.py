@@ -100,7 +100,7 @@ def load_saved_split(folder: str, split: str) -> Dataset:
 
 
 def read_class_names(dataset: Dataset, column: str) -> tuple[str, ...] | None:
-    """Class names of a ClassLabel column; None for other columns."""
+    """Class names of a ClassLabel column of a data set; None for other columns."""
     feature = dataset.features.get(column) if dataset.features else None
     names = getattr(feature, "names", None)
     return None if names is None else tuple(map(str, names))
@@ -150,7 +150,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def _find_tokenizer_json(name: str, **options: Any) -> Path:
-    """Path of a model's tokenizer.json, downloaded if the model is on the hub."""
+    """Path of a tokenizer.json, which is downloaded if the model is on the hub."""
     from transformers.utils import cached_file
 
     local_file = Path(name) / TOKENIZER_FILE

@@ -55,20 +55,20 @@ def explain_hub_error(
 
 
 def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and the chain of its causes."""
+    """Yield an exception and the exceptions that caused it, the outermost first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _find_response(error: BaseException) -> Any:
-    """HTTP response in an exception's chain of causes; None without one."""
+    """HTTP response attached to an exception or to one of its causes; None without one."""
     responses = (getattr(cause, "response", None) for cause in _iterate_causes(error))
     return next((cause for cause in responses if hasattr(cause, "status_code")), None)
 
 
 def _find_access_refusal(name: str, repo: str) -> Any:
-    """HTTP response that refuses access to a repository.
+    """HTTP response by which the hub refuses access to a repository; None without one.
 
     The library `datasets` drops it from its errors.
     """
@@ -113,7 +113,7 @@ def _explain_unreachable(variable: str | None) -> HubErrorExplanation:
 
 
 def _explain_response(name: str, response: Any, repo_type: str) -> HubErrorExplanation:
-    """Explain an HTTP error response of the hub."""
+    """Explain an HTTP error response of the Hugging Face hub."""
     from huggingface_hub import constants, get_token
 
     page_url = (

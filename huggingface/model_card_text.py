@@ -29,7 +29,7 @@ class AdapterInfo:
 
     @property
     def base_statement(self) -> str:
-        """Python statement that assigns the base model's name or path to `base`."""
+        """Python statement for the model card that assigns the base model's name to `base`."""
         if self.base is None:
             return 'base = "..."  # the model that the adapter was trained beside'
         is_path = self.base.startswith("..")
@@ -37,7 +37,7 @@ class AdapterInfo:
 
     @property
     def load_statements(self) -> list[str]:
-        """Python statements that add the adapter to the base model."""
+        """Python statements for the model card that add the adapter to the base model."""
         resize = [] if self.rows is None else [f"model.resize_token_embeddings({self.rows})"]
         return [*resize, "model = PeftModel.from_pretrained(model, folder)"]
 

@@ -214,7 +214,7 @@ def _check_torch_for_bin_files(path: Path) -> None:
 
 
 def _read_index(file: Path) -> Mapping[str, str]:
-    """File name of each tensor in a weight index."""
+    """Read a weight index (JSON): file name of each tensor."""
     try:
         index = read_json_object(file).text_mapping("weight_map")
     except FileError as error:
@@ -225,7 +225,7 @@ def _read_index(file: Path) -> Mapping[str, str]:
 
 
 def _find_safetensors(path: Path) -> tuple[list[Path], Mapping[str, str]]:
-    """Safetensors files of a model in transformers' order of preference, and their index.
+    """Safetensors files of a model, single or listed in an index, and the index.
 
     Others are not looked for: without an index nobody knows whether some are missing.
     """
@@ -240,7 +240,7 @@ def _find_safetensors(path: Path) -> tuple[list[Path], Mapping[str, str]]:
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> str:
-    """Write weights as safetensors shards; returns the dtype of most elements."""
+    """Write weights as safetensors shards; returns the dtype that most elements have."""
     shards: list[list[str]] = []
     sizes, total = Counter[str](), 0
     stored = ((name, to_c_order(name, tensors[name])) for name in tensors)

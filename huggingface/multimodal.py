@@ -69,7 +69,7 @@ def text_tensor_name(name: str) -> str | None:
 
 
 def text_tensors(files: ModelFiles) -> ArraysView:
-    """Weights of the language model, by their names in the language model."""
+    """Weights of the language model in a multimodal model, by their names in the language model."""
     return ArraysView(
         files,
         renamed={text: name for name in files if (text := text_tensor_name(name)) is not None},

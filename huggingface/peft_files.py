@@ -89,7 +89,7 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
 
 
 def _parameter_names(adapter_config: JsonObject, modules: AdapterModules) -> list[str]:
-    """Full names of the expert parameters for which an adapter file can have matrices."""
+    """Full names of the expert weights for which a PEFT file can have LoRA matrices."""
     suffixes = [
         name.rpartition(".")[2] for name in _read_text_list(adapter_config, "target_parameters")
     ]
@@ -102,7 +102,7 @@ def _parameter_names(adapter_config: JsonObject, modules: AdapterModules) -> lis
 
 
 class AdapterModules(NamedTuple):
-    """Names of the modules that have tensors in an adapter file, by kind of tensor.
+    """Names of the modules that have tensors in a PEFT file, by kind of tensor such as LoRA.
 
     None means that there is no such file.
     """
@@ -112,7 +112,7 @@ class AdapterModules(NamedTuple):
 
 
 def adapter_modules(folder: str | Path) -> AdapterModules:
-    """Collect the names of modules that have tensors in an adapter's weight file.
+    """Collect, by kind of tensor, the names of modules that have tensors in a PEFT file.
 
     Raises:
         CheckpointError: it is damaged.
@@ -129,7 +129,7 @@ def adapter_modules(folder: str | Path) -> AdapterModules:
 
 
 def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None:
-    """Rows of the first of the named tensors in an adapter file; None without one."""
+    """Number of rows of the first named tensor that a PEFT file has; None without one."""
     if not (Path(folder) / WEIGHTS).is_file():
         return None
     tensors = adapter_tensors(folder)
@@ -137,7 +137,7 @@ def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None
 
 
 def ties_adapter_weights(folder: str | Path) -> bool:
-    """True if tied modules share one adapter, as they do until PEFT trains them separately.
+    """True if tied modules share one adapter, until PEFT trains the two separately.
 
     Raises:
         CheckpointError: the head has the embedding's matrices, but another rank or alpha.
@@ -162,7 +162,7 @@ def ties_adapter_weights(folder: str | Path) -> bool:
 
 
 def _complete_saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
-    """Names of all fully saved modules, with a resized embedding that PEFT does not list."""
+    """Names of all fully saved modules; adds a resized embedding, which PEFT does not list."""
     matching = _filter_matching(names, modules, is_within)
     return [
         *matching,
@@ -173,14 +173,14 @@ def _complete_saved_modules(names: Sequence[str], modules: Collection[str] | Non
 def _filter_matching(
     names: Sequence[str], modules: Collection[str] | None, matches: Callable[[str, str], bool]
 ) -> Sequence[str]:
-    """Names that match one of the modules; all names if the modules are unknown."""
+    """Names that match a module of the model; all names if the modules are unknown."""
     if modules is None:
         return names
     return [name for name in names if any(matches(module, name) for module in modules)]
 
 
 def _check_supported(adapter_config: JsonObject) -> None:
-    """Raise CheckpointError for PEFT settings that are not supported."""
+    """Raise CheckpointError for settings in adapter_config.json that are not supported."""
     peft_type = adapter_config.text("peft_type")
     if peft_type != "LORA":
         raise adapter_config.error("peft_type", "LORA")
@@ -222,7 +222,7 @@ def _read_text_list(adapter_config: JsonObject, name: str) -> Sequence[str]:
 
 
 def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None) -> str | None:
-    """Convert PEFT's `target_modules`; a string is a regular expression for full names."""
+    """Convert PEFT's `target_modules` to `adapter.targets`; a string is a regular expression."""
     value = adapter_config.data.get("target_modules")
     if value == ALL_LINEAR:
         return ALL_LINEAR
@@ -247,7 +247,7 @@ def _ties_head(adapter_config: JsonObject, modules: Collection[str] | None) -> b
 
 
 def _make_layers_regex(adapter_config: JsonObject, names: Sequence[str]) -> str:
-    """Regular expression for the modules of the layers in `layers_to_transform`.
+    """Regular expression for names of modules in the layers that `layers_to_transform` lists.
 
     A layer's number is the first in the name, or follows the first match of `layers_pattern`.
     """
@@ -355,7 +355,7 @@ def make_adapter_config(
 
 
 def _as_integer(number: float) -> float:
-    """Convert a number to int if it is integral."""
+    """Convert a number to int if its value is integral, for adapter_config.json."""
     return int(number) if number == int(number) else number
 
 

@@ -24,7 +24,7 @@ SINGLE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def has_bin_files(folder: Path) -> bool:
-    """True if a folder has a complete set of .bin weight files."""
+    """True if a folder has a complete set of PyTorch's .bin weight files."""
     return (folder / SINGLE_BIN).exists() or (folder / BIN_INDEX).exists()
 
 
@@ -71,7 +71,7 @@ class BinTensors(LazyArrays):
         return _to_numpy(value, name, path)
 
     def spec(self, name: str) -> ArraySpec:
-        """Dtype and shape of a tensor. Raises as reading does."""
+        """Dtype and shape of the tensor of this name. Raises as reading does."""
         value, path = self._tensors[name]
         dtype = _to_numpy(value.new_empty(0), name, path).dtype
         return ArraySpec(dtype, tuple(value.shape))
@@ -82,7 +82,7 @@ class BinTensors(LazyArrays):
 
 
 def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
-    """The .bin files of a folder in transformers' order of preference, and their index."""
+    """The .bin files of a model, in transformers' order of preference, and their index."""
     if (folder / SINGLE_BIN).exists():
         return [folder / SINGLE_BIN], {}
     if not (folder / BIN_INDEX).exists():  # then nobody knows whether some are missing

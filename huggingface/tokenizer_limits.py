@@ -67,7 +67,7 @@ def max_text_growth(component: Any) -> float:
 
 
 def _matches_empty(pattern: Any) -> bool:
-    """True if a regular expression can match the empty string, also on a timeout."""
+    """True if a regular expression can match the empty string, also if the check times out."""
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     try:
         return regex.match(str(expression), "", timeout=1.0) is not None

@@ -18,13 +18,13 @@ HERE = Path(__file__).parent
 
 
 def draw_figures() -> Mapping[str, Canvas]:
-    """Draw all figures; returns canvases by name."""
+    """Draw all figures of the documentation; returns the canvases by file name."""
     names = sorted(path.stem for path in (HERE / "figures").glob("[a-z]*.py"))
     return {name: import_module(f"imgs.figures.{name}").draw() for name in names}
 
 
 def main() -> None:
-    """Draw all figures and write them as PNG files."""
+    """Draw all figures of the documentation and write them as PNG files."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     for name, canvas in draw_figures().items():
         canvas.save(folder / f"{name}.png")

@@ -162,7 +162,7 @@ class Canvas:
         )
 
     def curve(self, points: Sequence[Point], style: BoxStyle, dashed: bool = False) -> None:
-        """Draw a solid curve through points with dots, or a dashed one without."""
+        """Draw a curve through points: solid with dots, or dashed without."""
         self.curves.append(points)
         self._axes.plot(
             *zip(*points, strict=True),

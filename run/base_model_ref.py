@@ -33,7 +33,7 @@ _BASE, _STEP = "base", "step"  # keys of the metadata, and of the base in it
 
 @dataclass(frozen=True)
 class BaseModelRef:
-    """Name and SHA-256 hashes of a frozen base model.
+    """Reference to a frozen base model: its name and the SHA-256 hashes of its weights.
 
     Attributes:
         name: folder, name on the hub, or "random".
@@ -63,11 +63,11 @@ class BaseModelRef:
         return cls(saved.text("name"), saved.text_mapping("sha256"), step)
 
     def local_copy(self, folder: Path) -> Path:
-        """Return the folder of the base model's copy in a run's `base` folder."""
+        """Return the folder of a copy of the base model within `folder`."""
         return folder / (self.step or "")[:16]
 
     def find_checkpoint(self, near_step: Path | None, given_location: str | None = None) -> str:
-        """Return the base model's location: a copy near `near_step`, the given one, or its name."""
+        """Return the base model's location: a local copy, the given location, or its name."""
         if near_step is not None and self.step is not None:
             for folder in (RunFolder.from_step_folder(near_step).base, near_step.parent):
                 if has_checkpoint(self.local_copy(folder)):
@@ -86,7 +86,7 @@ class BaseModelRef:
         return os.path.relpath(os.path.realpath(self.name), os.path.realpath(folder))
 
     def to_metadata(self, sha256: Mapping[str, str]) -> dict[str, Any]:
-        """Return the reference as checkpoint metadata.
+        """Return the reference as metadata to store in a checkpoint.
 
         Args:
             sha256: digests of the weights that the checkpoint does not contain.
@@ -98,7 +98,7 @@ class BaseModelRef:
 def keep_base_steps(
     run: RunFolder, bases: Iterable[BaseModelRef], start: SavedCheckpoint | None
 ) -> set[Path]:
-    """Copy checkpoints that serve as base models into the run's folder; collective.
+    """Copy those base models that are checkpoints of other runs into the run folder; collective.
 
     Args:
         bases: references; those that are not steps or cannot be found are skipped.
@@ -127,14 +127,14 @@ def keep_base_steps(
 
 
 def remove_unused_base_steps(run: RunFolder, kept_folders: Collection[Path]) -> None:
-    """Delete copies of base models that the run no longer depends on."""
+    """Delete copies of base models in a run folder that its checkpoints no longer refer to."""
     for path in run.base.iterdir() if run.base.is_dir() else ():
         if path not in kept_folders:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _find_step(base: BaseModelRef, near_step: SavedCheckpoint | None) -> SavedCheckpoint | None:
-    """Find the checkpoint that a base model refers to: `near_step` itself, or a copy near it."""
+    """Find the checkpoint that is the base model: `near_step`, a copy near it, or the original."""
     if near_step is not None and near_step.sha256 == base.step:
         return near_step
     location = base.find_checkpoint(None if near_step is None else near_step.path)
@@ -167,7 +167,7 @@ def _copy_weights(source_step: SavedCheckpoint, target_folder: Path) -> None:
 
 
 def weight_names(checkpoint: SavedCheckpoint) -> list[str]:
-    """Return the names of a checkpoint's tensors that are model weights."""
+    """Return the names of the tensors in a checkpoint that are model weights."""
     return [
         n
         for n in checkpoint.tensors
@@ -176,5 +176,5 @@ def weight_names(checkpoint: SavedCheckpoint) -> list[str]:
 
 
 def metadata_of(checkpoint: SavedCheckpoint) -> JsonObject:
-    """Return a checkpoint's metadata for typed access."""
+    """Return a checkpoint's metadata as a JSON object with typed access."""
     return JsonObject(checkpoint.metadata, f"the manifest of {format_path(checkpoint.path)}")

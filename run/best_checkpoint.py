@@ -25,7 +25,7 @@ NO_BASE: Mapping[str, Any] = MappingProxyType({})
 
 
 class BestCheckpoint:
-    """Tracks the best value of a metric (`checkpoint.keep_best`, or the loss) and its weights.
+    """Tracks the best value of an evaluation metric, and saves the weights that reached it.
 
     With `checkpoint.keep_best`, the weights of the best evaluation are saved, without optimizer
     state_for_metadata, in a folder of their own. NaN is never the best value.
@@ -57,7 +57,7 @@ class BestCheckpoint:
         self._folder = RunFolder(Path(save or "")).best if keeps_best else None
 
     def state_for_metadata(self) -> dict[str, Any]:
-        """Return the state to store in a checkpoint, for a resumed run."""
+        """Return the best value and early stopping's counter, to store in a checkpoint."""
         return {
             "metric": self._metric,
             "value": self._value,
@@ -94,7 +94,7 @@ class BestCheckpoint:
 
     @property
     def should_stop(self) -> bool:
-        """True if early stopping ends training."""
+        """True if early stopping shall end training after the last evaluation."""
         return self._early_stopping.should_stop
 
     def print_early_stop(self) -> None:

@@ -83,7 +83,7 @@ class CheckpointManager:
         return self._saved_step if self._pending_step is None else self._pending_step
 
     def should_save(self, step: int) -> bool:
-        """True on process 0 if `checkpoint.minutes` have passed, or to retry a failed save."""
+        """True on process 0 if a save is due by `checkpoint.minutes`, or to retry a failed one."""
         if self._store is None or not is_first_process():
             return False
         if self._store.last_save_failed and not self._failures:
@@ -94,13 +94,13 @@ class CheckpointManager:
         return (due or failed) and step != self.step
 
     def maybe_save(self, step: int) -> None:
-        """Save in the background if `checkpoint.steps` makes a save due at this step."""
+        """Save a checkpoint in the background if `checkpoint.steps` makes one due at this step."""
         every = self._config.checkpoint.steps
         if every is not None and step % every < self._config.execution.device_iterations:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Save in the background; in the foreground if the state is larger than memory.
+        """Save a checkpoint, in the background unless the state is larger than host memory.
 
         A failed save does not end the run: it is retried once with the state of that moment, and
         then at the next step that is due.
@@ -142,7 +142,7 @@ class CheckpointManager:
         return metrics
 
     def save_last(self, step: int) -> bool:
-        """Save the final step of a run unless it is already saved.
+        """Save the last training step of a run unless it is already saved.
 
         Returns:
             True if `save_metrics` has something new.
@@ -173,7 +173,7 @@ class CheckpointManager:
             self._pending_step = step
 
     def _await_pending_save(self) -> None:
-        """Wait for the background save, and handle an error of it."""
+        """Wait for the background save to end, and handle its error if it failed."""
         step, self._pending_step = self._pending_step, None
         if step is None or self._store is None:
             return
@@ -184,7 +184,7 @@ class CheckpointManager:
             self._on_save_failure(error)
 
     def _on_save_failure(self, error: CheckpointError) -> None:
-        """Warn about a failed save, or raise after too many in a row."""
+        """Warn about a failed save, or raise its error after too many failures in a row."""
         self._failures += 1
         if self._failures > MAX_FAILURES:
             raise error
@@ -220,7 +220,7 @@ class CheckpointManager:
         }
 
     def _prepare_folder(self, step: int | None, tensors: Arrays) -> None:
-        """Create the run's folder with its tokenizer, and check free disk space; collective.
+        """Create the run folder with the tokenizer, and check free disk space; collective.
 
         Repeated before each save, as the folder can be deleted meanwhile.
 
@@ -238,7 +238,7 @@ class CheckpointManager:
         run_on_first_process(prepare_folder)
 
     def _copy_tokenizer(self, folder: RunFolder) -> None:
-        """Copy the tokenizer to the run's folder.
+        """Copy the tokenizer's files to the run folder.
 
         A failure is a warning, once: loading the run then needs the original tokenizer.
         """
@@ -256,7 +256,7 @@ class CheckpointManager:
             self._has_warned = True
 
     def on_train_begin(self) -> None:
-        """Print when the run saves, and check free disk space; collective.
+        """Print at which steps the run saves, and check free disk space; collective.
 
         Too little space for all steps that are kept is a warning.
 

@@ -25,7 +25,7 @@ _RELEASE_TIMEOUT = 5.0  # seconds to release the lease at the end
 
 
 class CheckpointMirror:
-    """Uploads the newest saved step to an object store, one step at a time.
+    """Mirror of a run in an object store: uploads the newest saved step, one at a time.
 
     A context manager that holds the lease of the address; its end waits for the last upload.
     """
@@ -73,7 +73,7 @@ class CheckpointMirror:
         self._remote.delete()
 
     def wait(self) -> None:
-        """Wait for the last upload, at most `PATIENCE` seconds without progress."""
+        """Wait for the last upload; gives up after `PATIENCE` seconds without progress."""
         with self._lock:
             uploader = self._uploader
         if uploader is None:
@@ -88,7 +88,7 @@ class CheckpointMirror:
 
     @property
     def failure_message(self) -> str | None:
-        """Return a message if the last step is not in the object store; else None."""
+        """Message to the user if the newest step is not in the object store; else None."""
         if self.last_uploaded == self._last_requested:
             return None
         last = "none" if self.last_uploaded is None else f"step {self.last_uploaded}"
@@ -113,7 +113,7 @@ class CheckpointMirror:
 
     # ---- threads --------------------------------------------------------------------------------
     def _renew_lease(self) -> None:
-        """Renew the object store's lease until the run ends, then release it."""
+        """Renew the lease on the object store address until the run ends, then release it."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
             with suppress(CheckpointError):  # the next upload reports it
                 self._lease.renew()
@@ -135,7 +135,7 @@ class CheckpointMirror:
             self._upload_with_retries(*request)
 
     def _upload_with_retries(self, step: int, folder: Path) -> None:
-        """Upload a step, retrying until a later step waits for upload."""
+        """Upload a step folder, retrying until it succeeds or a newer step waits for upload."""
         for pause in (*RETRY_SECONDS, None):
             try:
                 self._lease.renew()
@@ -156,7 +156,7 @@ class CheckpointMirror:
 def open_mirror(
     address: str | None, to_keep: int, folder: Path, fresh: bool
 ) -> CheckpointMirror | None:
-    """Open a run's mirror on process 0; collective.
+    """Open the mirror of a run's checkpoints on process 0; collective.
 
     Arguments as for `CheckpointMirror`.
 

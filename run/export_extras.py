@@ -23,7 +23,7 @@ PROCESSORS = "*processor_config.json"
 
 
 def base_generation_config(config: RunConfig) -> Mapping[str, Any]:
-    """Return the base model's generation_config.json; {} if there is none.
+    """Return the content of the base model's generation_config.json; {} if there is none.
 
     It is searched beside the loaded weights, then beside the tokenizer, which a run keeps a copy
     of.

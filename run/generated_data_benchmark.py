@@ -45,7 +45,7 @@ def report_throughput(
     requirements_fn: RequirementsFn,
     unused: UnusedFields,
 ) -> None:
-    """Measure the configuration of a command line; print a summary line and a JSON line.
+    """Measure the speed of a configuration; prints a summary line and a JSON line.
 
     With an option for plans, show the plan instead. `--load` of a run takes its configuration.
 
@@ -112,7 +112,7 @@ def read_throughput_line(
 
 
 def _is_set_by_flag(line: CommandLine, field: str) -> bool:
-    """True if a command line flag sets the field."""
+    """True if a flag on the command line sets the config field."""
     flags = (layer for layer in line.settings.sources if layer.name == "flags")
     return any(field in flatten_by_path(layer.values) for layer in flags)
 
@@ -131,7 +131,7 @@ def _add_options_of_training(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class FlopsUtilization:
-    """Model FLOP/s of a measured program, and its fraction of the machine's matmul rate.
+    """Model FLOP/s of a measured program, as a fraction of the machine's matmul FLOP/s.
 
     Attributes:
         model_flops_per_second: FLOP/s of the model's matrix products on all devices together,
@@ -152,7 +152,7 @@ class FlopsUtilization:
         requirements_fn: Callable[[RunConfig], Requirements],
         samples_per_second: float,
     ) -> FlopsUtilization:
-        """Measure the matmul rate for a second, and compare a program's throughput with it."""
+        """Measure matmul FLOP/s for a second, and compare a program's model FLOP/s with it."""
         peak = peak_host_bytes()
         execution = replace(
             config.execution, activations="keep", attention_serialisation=1, attention="scores"

@@ -118,7 +118,7 @@ def export_model(
 
 
 def _select_exported_weights(config: RunConfig, weight_map: WeightMap) -> WeightMap:
-    """Select the weight mappings that an adapter file contains.
+    """Select the weights that an adapter file contains, by their mapping to Hugging Face names.
 
     These are all trainable weights, and frozen weights with new token rows, which the base lacks.
     """
@@ -161,7 +161,7 @@ def _write_model(
 
 
 def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any]:
-    """Return the content of PEFT's adapter_config.json.
+    """Return the content of PEFT's adapter_config.json for the configured adapter.
 
     Args:
         base_name: name of the base model.
@@ -185,7 +185,7 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
 
 
 def _trainable_token_indices(config: RunConfig, weight_map: WeightMap) -> Any:
-    """Return PEFT's `trainable_token_indices`; a list means the embedding and tied weights."""
+    """Return PEFT's `trainable_token_indices`; a list if only the embedding has trained rows."""
     tokens = {
         module_name(name): list(tokens.rows) for name, tokens in weight_map.trainable_tokens.items()
     }
@@ -262,7 +262,7 @@ def _without_adapter(config: RunConfig) -> RunConfig:
 
 
 def _run_info(config: RunConfig, start: InitialState) -> RunRecords | None:
-    """Return metadata of the run in `checkpoint.load`; None if it is not a run."""
+    """Return the records of the run in `checkpoint.load`; None if that is not a run."""
     load = config.checkpoint.load
     if load is None or start.checkpoint is None:
         return None

@@ -67,7 +67,7 @@ class InitialState:
     def load_with_fallback(
         self, use_state: Callable[[InitialState], Used]
     ) -> tuple[InitialState, Used]:
-        """Call `use_state` with this state, or with the previous step's if this state is damaged.
+        """Call `use_state` with this state; if it is damaged, with the state of the previous step.
 
         Values are verified when they are read, so that each is read once.
 
@@ -92,17 +92,17 @@ class InitialState:
 
 
 def with_reload_function(find_state: Callable[[], InitialState]) -> InitialState:
-    """Return an initial state with the function that finds it again if it is damaged."""
+    """Return an initial state that, if found damaged, can be resolved again by `find_state`."""
     return replace(find_state(), reload=partial(with_reload_function, find_state))
 
 
 def has_steps(location: str | None) -> bool:
-    """True if a location has at least one checkpoint."""
+    """True if a location, such as a run folder, has at least one checkpoint."""
     return location is not None and location != RANDOM and has_checkpoint(location)
 
 
 def open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoint:
-    """Load the checkpoint at a location; raises CheckpointError if adapters are given twice."""
+    """Load the checkpoint at a location; raises CheckpointError if adapters are in it and given."""
     checkpoint = load_checkpoint(load, verify=False)
     if config.adapter.load is not None and has_adapters(weight_map, checkpoint):
         raise CheckpointError(
@@ -115,7 +115,7 @@ def open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> Save
 def state_from_weights(
     config: RunConfig, weight_map: WeightMap, load: str, needs_base: bool = True
 ) -> InitialState:
-    """Return an initial state that has only weights, without training state.
+    """Return an initial state with weights only, without optimizer state and data position.
 
     Its base is the checkpoint's own base model if that has all frozen weights, else the checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Registry of optimizers, with the state that each stores per weight."""
+"""Registry of optimizers and their state slots: the tensors that each stores per weight."""
 
 from __future__ import annotations
 

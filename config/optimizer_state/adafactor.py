@@ -50,7 +50,7 @@ def _state_slots(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
 def _make_update_module(
     optimizer: Optimizer, rank: int, matrix_layout: Callable[[], MatrixLayout]
 ) -> tuple[type[Module], dict[str, Any]]:
-    """Build the update of a variable; its weights are separate matrices, sharded or not."""
+    """Build the Adafactor update of a variable, whose weights are matrices sharded or not."""
     from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep
 
     settings = optimizer.adafactor

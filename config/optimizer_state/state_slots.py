@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateSlot:
-    """A tensor of optimizer state that is stored for each weight.
+    """A state slot of an optimizer: a tensor, such as a moment, that is stored for each weight.
 
     Attributes:
         quantity: name of the stored quantity, such as a moment.
@@ -29,12 +29,12 @@ class StateSlot:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one value."""
+        """Bytes of one value of the state tensor."""
         return {"float32": 4, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1}[self.dtype]
 
     @property
     def name(self) -> str:
-        """Name of the state tensor in checkpoints and in the optimizer's graph."""
+        """Name of the state tensor in checkpoints and in the graph of the optimizer."""
         return f"{self.quantity}_{self.per}s" if self.per in ("row", "column") else self.quantity
 
     @property
@@ -44,7 +44,7 @@ class StateSlot:
         return replace(self, per=axes.get(self.per, self.per))
 
     def shape(self, weight_shape: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
-        """Shape of the state tensor for a weight's shape.
+        """Shape of the state tensor that belongs to a weight of the given shape.
 
         `axis` is the axis of quantization blocks.
         """
@@ -61,7 +61,7 @@ class StateSlot:
         return shapes[self.per]
 
     def nbytes(self, weight_shape: tuple[int, ...]) -> int:
-        """Bytes of the state tensor for a weight's shape."""
+        """Bytes of the state tensor that belongs to a weight of the given shape."""
         return math.prod(self.shape(weight_shape)) * self.itemsize
 
 
@@ -82,7 +82,7 @@ RESIDUAL_SLOTS = {
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """State slots and update rule of an optimizer.
+    """State slots (tensors stored per weight) and update rule of an optimizer.
 
     The functions take the fields of `training.optimizer` and a variable's rank. They import the
     runtime only when they build a graph, so configurations can be read without it.

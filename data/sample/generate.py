@@ -83,7 +83,7 @@ def sample_hypothesis(rng: random.Random, scenes: list[Scene]) -> Hypothesis:
 def sample_premise(
     rng: random.Random, hypothesis: Hypothesis, label: int, scenes: list[Scene]
 ) -> Premise:
-    """Draw a premise that has the relation `label` to the hypothesis."""
+    """Draw a premise whose relation to the hypothesis is `label`, such as entailment."""
     scene, asked = hypothesis.scene, hypothesis.attribute
     others = [name for name in ATTRIBUTES if name != asked]
     if label == NEUTRAL and rng.random() < OTHER_SCENE_FRACTION:

@@ -25,7 +25,7 @@ VERBS = (("took", "take"), ("carried", "carry"), ("brought", "bring"), ("moved",
 
 @dataclass(frozen=True)
 class AttributeClaim:
-    """A claim about an attribute: its text, and the attribute values for which it is true."""
+    """A statement about an attribute, and the attribute's values for which it is true."""
 
     text: str
     true_of: frozenset[str]

@@ -68,7 +68,7 @@ def _draw_phase_arrow(canvas: Canvas, phase: int, row: Area, colour: str, forwar
 
 
 def _draw_cells(canvas: Canvas, area: Area, style: BoxStyle) -> None:
-    """Draw a row of the activation buffer, with a cell for each micro-batch."""
+    """Draw an activation buffer row, with a cell for each micro-batch."""
     width = area.width / MICRO_BATCHES
     for entry in range(MICRO_BATCHES):
         canvas.box(Area(area.left + entry * width, area.top, width, area.height), style=style)

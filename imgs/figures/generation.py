@@ -40,7 +40,7 @@ def _draw_prompt_pass(canvas: Canvas, y: float, family: str, layers: str) -> Non
 
 
 def _draw_cache(canvas: Canvas, x: float, y: float, prompt: int, new: int = 0) -> None:
-    """Draw a cache with a slot for each token of the prompt and each new token."""
+    """Draw a KV cache with a slot for each token of the prompt and each new token."""
     kinds = [ACTIVATION] * (prompt + (WRITTEN if new else 0))
     if new:
         kinds += [COMPUTE] + [EMPTY] * (new - WRITTEN - 1)

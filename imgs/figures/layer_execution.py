@@ -85,7 +85,7 @@ def draw() -> Canvas:
 
 
 def _draw_column(canvas: Canvas, x: float, actions: tuple[Action, ...]) -> float:
-    """Draw boxes of actions below each other; returns the y of the lowest edge."""
+    """Draw boxes of actions below each other; returns the y of the last one's lower edge."""
     y, loop = 44.0, None
     for i, action in enumerate(actions):
         if action.repeated and loop is None:

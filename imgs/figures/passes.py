@@ -46,7 +46,7 @@ def _draw_panel(canvas: Canvas, left: float, per_pass: int) -> None:
 
 
 def list_computations(per_pass: int) -> Iterator[Work]:
-    """Yield the phases of work of a step in order."""
+    """Yield the computations of a training step, in the order of their execution."""
     for first in range(0, MICRO_BATCHES, per_pass):
         members = range(first, first + per_pass)
         yield from ((layer, m, 1) for layer in range(len(LAYERS)) for m in members)
@@ -54,5 +54,5 @@ def list_computations(per_pass: int) -> Iterator[Work]:
 
 
 def _layer_y(layer: int) -> float:
-    """Returns the y of a layer's row; the first layer is lowest."""
+    """Returns the y, in pixels, of the row of a layer; the first layer's is the lowest."""
     return TOP + (len(LAYERS) - 1 - layer) * ROW

@@ -9,7 +9,7 @@ LEFT, TOP, WIDTH, HEIGHT, GAP = 128, 66, 118, 66, 10
 
 
 def replica_index(copy: int, shard: int) -> int:
-    """Returns the replica number of a data-parallel copy and a tensor shard."""
+    """Returns the number of the replica with this data-parallel copy and tensor shard."""
     return copy * SHARDS + shard
 
 

@@ -19,7 +19,7 @@ Points = Sequence[tuple[float, float]]
 
 
 class Series(NamedTuple):
-    """A curve of the plot: measured points, and points extrapolated from them."""
+    """A curve of the plot: measured points, and points that extrapolate them."""
 
     meaning: str
     style: BoxStyle
@@ -89,7 +89,7 @@ def _measured_points(
 def _draw_panel(
     canvas: Canvas, left: float, title: str, series: Sequence[Series], ticks: Sequence[str]
 ) -> None:
-    """Draw a panel with logarithmic axes; `ticks` are axis labels from bottom to top."""
+    """Draw one plot with logarithmic axes; `ticks` are axis labels from bottom to top."""
     low, high = (math.log10(_parse_tick(ticks[i])) for i in (0, -1))
     bottom = TOP + HEIGHT
 
@@ -117,6 +117,6 @@ def _draw_panel(
 
 
 def _parse_tick(tick: str) -> float:
-    """Returns the number in the label of an axis tick."""
+    """Returns the number that the label of an axis tick shows."""
     digits, _, unit = tick.replace(",", "").partition(" ")
     return float(digits) * {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]

@@ -54,7 +54,7 @@ def _phase_area(name: str, top: float) -> Area:
 
 
 def _draw_arrows(canvas: Canvas, areas: list[Area], top: float) -> None:
-    """Draw an arrow from each area to the next."""
+    """Draw an arrow from each area of the figure to the next one."""
     y = top + HEIGHT / 2
     for start, end in pairwise(areas):
         rightwards = start.left < end.left
@@ -63,7 +63,7 @@ def _draw_arrows(canvas: Canvas, areas: list[Area], top: float) -> None:
 
 
 def _draw_updates(canvas: Canvas, norm: Area) -> None:
-    """Draw the AdamW updates of the phases that own variables."""
+    """Draw the AdamW updates of those phases of the model that have weights."""
     areas = [
         canvas.box(Area(LEFT + i * (WIDTH + GAP), UPDATE, WIDTH, HEIGHT), words, style)
         for i, (words, style) in enumerate(_variable_owners())

@@ -64,7 +64,7 @@ def _draw_half_layer(canvas: Canvas, top: float, title: str, stages: tuple[str, 
 def _draw_device_lane(
     canvas: Canvas, y: float, member: int, stages: tuple[str, ...], first_box: Area, last_box: Area
 ) -> None:
-    """Draw the work of one device between its first and last box."""
+    """Draw the work of one device as a row of boxes between its first and last box."""
     at, middle = first_box.right, y + LANE / 2
     for words, width in zip(stages, STAGES, strict=True):
         area = canvas.box(Area(at + 14, y, width, LANE), words, MEMBERS[member])

@@ -78,13 +78,13 @@ def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) ->
 
 
 def _print_piece(text: str) -> None:
-    """Print a piece of an answer on the first process."""
+    """Print a piece of a generated answer on process 0."""
     if is_first_process():
         print(text, end="", flush=True)
 
 
 def _run_command(session: ChatSession, line: str, name: str, value: str | None) -> str:
-    """Execute a chat command and return the reply to print."""
+    """Execute a command of the user in the chat, and return the reply to print."""
     if line == NEW_COMMAND:
         session.clear_history()
         return "a new conversation starts"
@@ -137,7 +137,7 @@ class ChatSession:
         self._messages = []
 
     def set_generation_option(self, name: str, value: str) -> None:
-        """Set a field of the generation config, such as temperature; enables its search strategy.
+        """Set a field of the generation config, such as temperature, and the search that uses it.
 
         Raises:
             ConfigError: invalid value.
@@ -251,7 +251,7 @@ def iter_completed_words(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _end_of_complete_words(text: str) -> int:
-    """Return the index at which the last complete word of a text ends."""
+    """Return the index in a growing text at which its last complete word ends."""
     complete = text.rstrip(REPLACEMENT_CHARACTER)
     if complete and complete == text and ord(complete[-1]) >= _WITHOUT_SPACES:
         return len(complete)

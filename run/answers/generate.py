@@ -43,7 +43,7 @@ GENERATED = "generated"
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A rendered prompt and the input row that it comes from.
+    """A rendered prompt, and the row of the input file that it comes from.
 
     Attributes:
         row: columns of the data row; a plain text is the column `prompt`.
@@ -102,7 +102,7 @@ def generate_answers(
 
 
 def resolve_prompt_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
-    """Return the config with the format of the prompts: conversations or plain text.
+    """Return the config with the format of the prompts: "conversational" or plain text.
 
     Args:
         file: file of prompts; rows with messages are conversations. None: no file.
@@ -200,7 +200,7 @@ def _render_conversations(
     rows: Sequence[Mapping[str, Any]],
     data_cache: DataCache,
 ) -> list[PromptRow]:
-    """Render conversations by the chat template; each has its location for error messages."""
+    """Render conversations by the chat template; locations are for error messages."""
     chat = Pipeline(config, get_family(config).sample_format, data_cache).chat_template
     prompts = []
     for (location, conversation), row in zip(conversations, rows, strict=True):
@@ -265,7 +265,7 @@ def write_answers(path: str, prompts: Sequence[PromptRow], answers: Sequence[str
 
 
 def uses_no_template(config: RunConfig) -> bool:
-    """True if the weights are a published model's, which this program's templates do not fit."""
+    """True if the weights are a published model's, which was trained without our templates."""
     load = config.checkpoint.load
     if load is None or has_checkpoint(load):
         return load is None
@@ -273,7 +273,7 @@ def uses_no_template(config: RunConfig) -> bool:
 
 
 def _render_prompt(config: RunConfig, prompt: str, raw: bool) -> str:
-    """Render a prompt for the model, unless it is raw."""
+    """Render a prompt as the model reads it; a raw prompt is unchanged."""
     return prompt if raw else get_family(config).sample_format.render_prompt(config, prompt)
 
 

@@ -26,7 +26,7 @@ from sessions.session import compile_session
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """Generated tokens without padding, and their text."""
+    """Token ids that a program generated, without padding, and their text."""
 
     tokens: list[int]
     text: str
@@ -50,7 +50,7 @@ class AnswerComparison:
         return self.hf_output is not None and self.popxl_output.tokens == self.hf_output.tokens
 
     def text(self) -> str:
-        """Format prompt, expected answer and both answers."""
+        """Format the prompt, the expected answer and both programs' answers as text."""
         lines = [f"prompt:       {self.prompt}", f"expected:     {self.expected}"]
         for name, answer in (("ours:", self.popxl_output), ("Hugging Face:", self.hf_output)):
             if answer is not None:
@@ -66,7 +66,7 @@ class HfComparison:
     pairs: list[AnswerComparison]
 
     def text(self) -> str:
-        """Format all prompts with the answers of both programs, and the number of equal ones."""
+        """Format all prompts with both programs' answers, and the number of equal answers."""
         num_matching = sum(pair.tokens_match for pair in self.pairs)
         summary = f"the tokens agree for {num_matching} of {len(self.pairs)} prompts"
         if any(pair.hf_output is None for pair in self.pairs):

@@ -30,7 +30,7 @@ class Prediction:
     expected: str
 
     def to_dict(self) -> dict[str, str]:
-        """Return JSON data."""
+        """Return the prediction as JSON data."""
         return {"prompt": self.prompt, "expected": self.expected, "generated": self.generated}
 
     @property
@@ -57,11 +57,11 @@ class EvalResult:
 
     @property
     def num_correct(self) -> int:
-        """Number of correct predictions."""
+        """Number of predictions that equal the expected answer."""
         return sum(answer.is_correct for answer in self.predictions)
 
     def confusion_matrix(self) -> dict[str, dict[str, int]]:
-        """Count predictions by expected label (outer key) and predicted label or `NO_LABEL`."""
+        """Count predictions by expected (outer key) and predicted class label, or `NO_LABEL`."""
         labels = self.labels or ()
         counts = {label: dict.fromkeys([*labels, NO_LABEL], 0) for label in labels}
         for answer in self.predictions:
@@ -70,7 +70,7 @@ class EvalResult:
         return counts
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data."""
+        """Return the metrics and predictions as JSON data."""
         data: dict[str, Any] = {**self.info, **self.metrics}
         if self.predictions:
             data |= {"correct": self.num_correct, "total": len(self.predictions)}
@@ -81,7 +81,7 @@ class EvalResult:
         return data
 
     def write(self, path: Path) -> None:
-        """Write the result to a JSON file, creating its folder if needed.
+        """Write metrics and predictions to a JSON file, creating its folder if needed.
 
         Raises:
             WriteError: the file cannot be written.
@@ -90,7 +90,7 @@ class EvalResult:
         write_text_atomically("the report", path, text + "\n")
 
     def summary(self) -> str:
-        """Format one line per metric, with counts for accuracy and exact match."""
+        """Format one line of text per metric, with counts for accuracy and exact match."""
         lines = []
         for name, value in self.metrics.items():
             counts = f" ({self.num_correct}/{len(self.predictions)})" if name in EXACT else ""

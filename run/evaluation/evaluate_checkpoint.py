@@ -57,7 +57,7 @@ def evaluate_checkpoint(
 
 
 def _result_folder(config: RunConfig, name: str, out: str | None) -> RunFolder:
-    """Return the folder for eval.json: of --out, the checkpoint's run, or a new run."""
+    """Return the folder of eval.json: --out, that of the checkpoint's run, or a new one."""
     load = config.checkpoint.load
     if out or load is None or not has_checkpoint(load):
         return RunFolder.from_options(out, None, f"validation-{Path(name).stem}")

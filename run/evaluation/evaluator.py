@@ -34,7 +34,7 @@ from terminal.screen import progress_bar, say
 
 
 class Evaluator:
-    """Compiled programs and validation data that evaluate any weights of a model.
+    """Compiled programs and validation data, to evaluate any weights of one model.
 
     The metrics decide which programs are built: the loss, predictions, or both.
     """
@@ -89,14 +89,14 @@ class Evaluator:
             self._warn_truncated(self._predictor.num_truncated)
 
     def _warn_truncated(self, prompts: int) -> None:
-        """Warn once that prompts were truncated, and record their number."""
+        """Warn once that validation prompts were truncated, and record their number."""
         if prompts and "prompts_cut" not in self.info:
             total = len(self._targets)
             say(f"warning: {prompts} of {total} prompts of the validation split are cut")
         self.info["prompts_cut"] = prompts
 
     def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> EvalResult:
-        """Compute metrics and predictions of weights: full tensors by logical name.
+        """Compute metrics and predictions of a model; `weights` are full tensors by logical name.
 
         Args:
             quiet: show no progress bars.
@@ -125,7 +125,7 @@ class Evaluator:
         return EvalResult(metrics, predictions, names, info)
 
     def _to_prediction(self, prompt: str, text: str, target: str) -> Prediction:
-        """Pair a generated text with its target text, in classification both as labels."""
+        """Pair a generated text with its target text; in classification, both become labels."""
         if self._labels is None:
             return Prediction(prompt, text, target)
         label = self._labels.parse_answer(text, target)
@@ -134,7 +134,7 @@ class Evaluator:
         )
 
     def _text_metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """Compute the metrics of predictions."""
+        """Compute text metrics, such as ROUGE-L, of the predicted answers."""
         texts = [answer.generated for answer in predictions]
         if self._labels is not None:
             texts = [text if text in self._labels.names else NO_LABEL for text in texts]
@@ -157,7 +157,7 @@ class Evaluator:
 def _create_predictor(
     config: RunConfig, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None
 ) -> GenerativePredictor | LabelPredictor:
-    """Create the predictor for the prompts of a corpus."""
+    """Create the predictor of answers to the prompts of the validation examples."""
     if config.eval.constrained:
         return LabelPredictor(
             LabelCandidates.from_examples(data, corpus, data.task.labels or ()), weight_source

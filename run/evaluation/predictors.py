@@ -21,7 +21,7 @@ OnProgress = Callable[[int], object] | None
 
 
 class GenerativePredictor:
-    """Predicts by generating text.
+    """Predicts answers by generating text.
 
     Attributes:
         cut: number of truncated prompts.
@@ -58,7 +58,7 @@ class GenerativePredictor:
 
 
 class LabelPredictor:
-    """Predicts the class label with the highest score."""
+    """Predicts as answer the class label of the highest log-probability."""
 
     def __init__(
         self, candidates: LabelCandidates, weight_source: ModelSession | None = None
