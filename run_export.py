@@ -19,7 +19,7 @@ PRECISION = "model.precision"
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, and export the checkpoint of `--load`."""
+    """Read the command line, and export the checkpoint of `--load` as a Hugging Face model."""
     line = read_command_line(
         __doc__, "inference", "tiny", arguments, add_export_option, CONFIG_LOADER
     )

@@ -34,7 +34,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 @entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and train."""
+    """Read the command line and fine-tune the model."""
     if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
         check_wandb()
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, CONFIG_LOADER)

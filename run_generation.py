@@ -50,7 +50,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 @entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and the prompts, generate and print."""
+    """Read the command line and the prompts, generate answers and print them."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, CONFIG_LOADER)
     given = line.options
     if given.prompts and given.file is not None:

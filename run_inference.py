@@ -18,7 +18,7 @@ from terminal.screen import is_first_process
 
 @entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, generate with both programs, and print both answers."""
+    """Read the command line, generate answers with both programs, and print them."""
     line = read_command_line(
         __doc__, "inference", "gptj_6B_gpu", arguments, loader=CONFIG_LOADER, takes_default=True
     )

@@ -31,7 +31,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 @entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and validate."""
+    """Read the command line and evaluate the model on the validation split."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, CONFIG_LOADER)
     if not wants_plan(line.options):
         check_task_and_files(line.config.data)

@@ -47,7 +47,7 @@ class BaseModelRef:
 
     @classmethod
     def from_location(cls, location: str | Path, step: str | None = None) -> BaseModelRef:
-        """Create the reference to a model at a location; a folder's path is made absolute."""
+        """Create the reference to a base model at a location; a folder's path is made absolute."""
         return cls(
             str(Path(location).resolve()) if Path(location).exists() else str(location), step=step
         )
@@ -63,7 +63,7 @@ class BaseModelRef:
         return cls(saved.text("name"), saved.text_mapping("sha256"), step)
 
     def local_copy(self, folder: Path) -> Path:
-        """Return the folder of a copy of the base model within `folder`."""
+        """Return the path of the base model's copy in a folder, such as a run's `base` folder."""
         return folder / (self.step or "")[:16]
 
     def find_checkpoint(self, near_step: Path | None, given_location: str | None = None) -> str:

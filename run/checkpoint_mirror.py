@@ -59,7 +59,7 @@ class CheckpointMirror:
             self._upload_newest()
 
     def upload(self, step: int, folder: Path) -> None:
-        """Upload a step folder in the background, replacing one that still waits for upload."""
+        """Upload a step folder in the background, replacing one that still waits to be uploaded."""
         with self._lock:
             self._next, self._last_requested = (step, folder), step
             if self._uploader is None:

@@ -185,7 +185,7 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
 
 
 def _trainable_token_indices(config: RunConfig, weight_map: WeightMap) -> Any:
-    """Return PEFT's `trainable_token_indices`; a list if only the embedding has trained rows."""
+    """Return PEFT's `trainable_token_indices`; a list if a single module has trained rows."""
     tokens = {
         module_name(name): list(tokens.rows) for name, tokens in weight_map.trainable_tokens.items()
     }

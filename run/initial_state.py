@@ -102,7 +102,7 @@ def has_steps(location: str | None) -> bool:
 
 
 def open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoint:
-    """Load the checkpoint at a location; raises CheckpointError if adapters are in it and given."""
+    """Load the checkpoint at a location; raises if it has adapters and `adapter.load` is set."""
     checkpoint = load_checkpoint(load, verify=False)
     if config.adapter.load is not None and has_adapters(weight_map, checkpoint):
         raise CheckpointError(
@@ -115,7 +115,7 @@ def open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> Save
 def state_from_weights(
     config: RunConfig, weight_map: WeightMap, load: str, needs_base: bool = True
 ) -> InitialState:
-    """Return an initial state with weights only, without optimizer state and data position.
+    """Return an initial state that has only weights, without optimizer state.
 
     Its base is the checkpoint's own base model if that has all frozen weights, else the checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Learning rate schedule, and the number of steps of a run.
+"""Learning-rate schedule by step, and the number of optimizer steps of a run.
 
 Learning rates equal those of transformers' `get_*_schedule_with_warmup` and `Adafactor`.
 """
@@ -29,7 +29,7 @@ class LRSchedule:
 
     @classmethod
     def from_config(cls, training: Training) -> Self:
-        """Create the learning rate schedule of a training config, from `start_step` on."""
+        """Create the learning-rate schedule of a training config, from step `start_step` on."""
         rate = training.optimizer.learning_rate
         steps, warmup = max(training.steps - rate.start_step, 0), rate.warmup_steps
         if warmup is None:
@@ -86,7 +86,7 @@ def resolve_epochs(
 
 
 def check_iterations(config: RunConfig) -> None:
-    """Raise ConfigError unless the steps are a multiple of `device_iterations`."""
+    """Raise ConfigError unless training.steps is a multiple of execution.device_iterations."""
     iterations = config.execution.device_iterations
     if config.training.epochs is None and config.training.steps % iterations:
         raise ConfigError(

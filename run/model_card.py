@@ -46,7 +46,7 @@ _TRAINING = {
 
 @dataclass(frozen=True)
 class RunRecords:
-    """Records of the run that trained some weights.
+    """Config and files, such as metrics.jsonl, of the run that trained some weights.
 
     Attributes:
         config: the run's config as data.
@@ -60,7 +60,7 @@ class RunRecords:
 
     @classmethod
     def from_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunRecords:
-        """Find the records of a checkpoint's run, in its folder or up to two folders above."""
+        """Find the records of the run that saved a checkpoint, up to two folders above it."""
         path = Path(load)
         places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
         with_metrics = (place for place in places if place.metrics.is_file())
@@ -68,7 +68,7 @@ class RunRecords:
 
     @property
     def metrics(self) -> list[StepMetrics]:
-        """Metrics of all steps up to the step of the weights."""
+        """Metrics of all training steps up to the step of the weights."""
         try:
             rows = read_metrics(self.folder.metrics)
         except OSError:
@@ -147,7 +147,7 @@ def _describe_trained(flat: Mapping[str, Any]) -> str:
 
 
 def _describe_base(load: str | None) -> tuple[str, str | None]:
-    """Return the weights' origin as text, and its name on the hub or None."""
+    """Return text on the weights that training started from, and their name on the hub or None."""
     if load is None or load == RANDOM:
         return "random weights", None
     if has_checkpoint(load):
@@ -158,7 +158,7 @@ def _describe_base(load: str | None) -> tuple[str, str | None]:
 
 
 def _describe_data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Return the data sets' names on the hub, and a table that describes the data.
+    """Return the data sets' names on the hub, and a Markdown table that describes the data.
 
     Of local files only names are given, no paths.
     """
@@ -187,7 +187,7 @@ def _describe_data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
 
 def _hub_and_display_name(source: str) -> tuple[str | None, str]:
-    """Return a source's name on the hub or None, and its display name."""
+    """Return a data source's name on the hub or None, and its name in the model card."""
     path = source.partition("@")[0].partition(":")[0]
     is_file = Path(source).exists() or any(path.removesuffix(".gz").endswith(s) for s in READERS)
     if not is_file and _HUB_NAME.fullmatch(path):
@@ -218,7 +218,7 @@ def _describe_rounding(flat: Mapping[str, Any]) -> str:
 
 
 def _session_tables(run: RunRecords) -> list[TableRows]:
-    """Return a table for each start or resume of the run."""
+    """Return a table for each start or resume of the run: step, hardware, command, versions."""
     by_session: list[TableRows] = []
     for session in read_sessions(run.folder):
         if session.first_step >= run.step:
@@ -246,6 +246,6 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shorten_paths(command: str) -> str:
-    """Shorten absolute paths in a command to file names."""
+    """Shorten absolute paths in a command line to file names, for the model card."""
     words = (Path(part).name if part.startswith("/") else part for part in shlex.split(command))
     return shlex.join(words)

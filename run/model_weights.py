@@ -54,7 +54,7 @@ def read_weights(
     checkpoint: SavedCheckpoint | None = None,
     needs_base: bool = True,
 ) -> tuple[Arrays, str]:
-    """Return lazy weights of a model, checked on access, and the files' fingerprint if known.
+    """Return a model's weights by name, read on access, and the files' fingerprint if known.
 
     Args:
         weight_map: the model's weights; its adapters are read from the location or `adapter.load`,
@@ -87,14 +87,14 @@ def read_weights(
 
 # ---- checkpoints --------------------------------------------------------------------------------
 def has_adapters(weight_map: WeightMap, checkpoint: SavedCheckpoint) -> bool:
-    """True if the checkpoint contains the model's adapters; False if it is their base model."""
+    """True if a checkpoint contains the model's adapters; False if it is their base model."""
     return any(w.name in checkpoint.tensors for w in weight_map.filter_mappings(is_adapter).weights)
 
 
 def check_checkpoint(
     config: RunConfig, weight_map: WeightMap, checkpoint: SavedCheckpoint, load: str
 ) -> None:
-    """Raise CheckpointError unless checkpoint and base model have all weights of the model."""
+    """Raise CheckpointError unless a checkpoint and its base model have all the model's weights."""
     check_config_match(config, checkpoint.metadata.get(MODEL), load)
     base = BaseModelRef.from_checkpoint(checkpoint)
     expected = weight_map if has_adapters(weight_map, checkpoint) else weight_map.without_adapters
@@ -111,7 +111,7 @@ def load_missing_base_weights(
     model: str | None = None,
     needs_base: bool = True,
 ) -> Arrays:
-    """Return a checkpoint's tensors, with missing weights taken from its base model.
+    """Return a checkpoint's tensors; weights that it lacks are read from its base model.
 
     Args:
         model: location of the base model, if it is given.
@@ -156,7 +156,7 @@ def _raise_error(error: CheckpointError) -> np.ndarray:
 
 # ---- models of Hugging Face ---------------------------------------------------------------------
 def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Arrays, str]:
-    """Read a Hugging Face model at the configured vocabulary size; also returns its fingerprint."""
+    """Read a Hugging Face model's weights at the configured vocabulary size; and a fingerprint."""
     folder = get_local_folder(name)
     hf_config, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
@@ -184,7 +184,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
 
 
 def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | None:
-    """Return the error on weights that a model's index names but no file has; None if complete."""
+    """Return the error if a weight that a model's index names is in no file; None if complete."""
     for weight, file in files.missing.items():
         return CheckpointError(
             f"the index of {format_path(name)} names {format_name(weight)} in {format_name(file)}, "
@@ -194,7 +194,7 @@ def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | Non
 
 
 def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
-    """Add adapter weights, of `adapter.load` or newly initialized, to base weights."""
+    """Add adapter weights, from `adapter.load` or newly initialized, to a base model's weights."""
     expected, folder = weight_map.filter_mappings(is_adapter), config.adapter.load
     if not expected.weights:
         return weights

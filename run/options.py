@@ -1,4 +1,4 @@
-"""Command line options of a training run that are not configuration fields."""
+"""Command-line options of the training script that are not configuration fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from terminal.parser import EXPORT_OPTION, parse_count_option, parse_path_option
 
 
 def _flag_field(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
-    """Declare a dataclass field with its command line flag.
+    """Declare an option of the training script as a dataclass field with its flag.
 
     Args:
         name: its flag.
@@ -23,7 +23,7 @@ def _flag_field(name: str, default: Any = None, grouped: bool = True, **argument
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Values of the training script's command line options.
+    """Values of the training script's command-line options.
 
     Attributes:
         name: name of the config, for messages.
@@ -107,7 +107,7 @@ class RunOptions:
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options' flags to an argument parser."""
+        """Add the flags of the training script's options to an argument parser."""
         group = parser.add_argument_group("the run")
         for option in fields(cls):
             if option.metadata:

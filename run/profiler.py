@@ -28,7 +28,7 @@ WARM_UP, STAGES = 1, 3
 
 
 class Profiler:
-    """Profiles some runs of the training program; a context manager.
+    """Profiles several runs of the training program (`--profile`); a context manager.
 
     Call `before_run` before every run.
     """
@@ -59,7 +59,7 @@ class Profiler:
             self._write_results()
 
     def before_run(self) -> None:
-        """Start and end measurements when they are due."""
+        """Start or end a measurement if it is due before the next run of the program."""
         start = self._stage_starts.pop(self._next, None)
         self._next += 1
         if start is not None:
@@ -82,7 +82,7 @@ class Profiler:
         )  # names the phases in the trace
 
     def _write_results(self) -> None:
-        """Write the table of phases if all measurements are complete."""
+        """Write the table of time by phase if all measurements are complete."""
         self._stage_starts.clear()
         self._close_stage()
         if not (self._overlapped.num_runs and self._serialized.num_runs):
@@ -110,7 +110,7 @@ class Profiler:
 
 
 def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> int:
-    """Return the number of program runs of each measurement; 0 without --profile.
+    """Return the number of program runs in each profiler measurement; 0 without --profile.
 
     Raises:
         ConfigError: too few steps are left.
@@ -128,7 +128,7 @@ def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> 
 
 
 def print_profile_plan(config: RunConfig, options: RunOptions, first_step: int) -> None:
-    """Print that the run ends after profiling; raises as `runs_to_profile` does."""
+    """Print that the training run ends after profiling; raises as `runs_to_profile` does."""
     if runs_to_profile(config, options, first_step) and _saves_nothing(config, options):
         say(
             f"--profile {options.profile} trains {config.training.steps - first_step} steps, and "
@@ -150,7 +150,7 @@ def _saves_nothing(config: RunConfig, options: RunOptions) -> bool:
 
 
 def _num_steps(steps: int, config: RunConfig) -> int:
-    """Return the number of training steps that it takes to profile `steps` steps."""
+    """Return the optimizer steps that a run takes to profile `steps` steps, warm-up included."""
     return (WARM_UP + STAGES * _num_runs(steps, config)) * config.execution.device_iterations
 
 

@@ -31,7 +31,7 @@ _DIGEST = "sha256"  # tensor name of the digest of the others
 def with_quantized_cache(
     config: RunConfig, tensors: Arrays, known_hashes: Mapping[str, str]
 ) -> Arrays:
-    """Return tensors whose quantized form is cached in the configured folder.
+    """Return tensors whose quantized values are cached in the configured folder.
 
     Args:
         known_hashes: digests of tensors, which then need not be read; can grow as tensors are read.
@@ -44,7 +44,7 @@ def with_quantized_cache(
 
 
 class QuantizedCache(ArraysView):
-    """Mapping of tensors that also reads and writes a folder with their quantized form.
+    """Mapping of tensors that also stores their quantized values in a cache folder.
 
     A file is named by a digest of the tensors that it was computed from, so that another base model
     has other files. A damaged file is computed again.
@@ -59,7 +59,7 @@ class QuantizedCache(ArraysView):
     def get_quantized(
         self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
     ) -> Sequence[np.ndarray]:
-        """Return quantized arrays of tensors, read from the cache or newly computed."""
+        """Return the quantized values of tensors, read from the cache or newly computed."""
         read = {name: self[name] for name in names if name not in self._known}
         digests = [self._known[name] if name in self._known else sha256_of_array(read[name])
                    for name in names]  # fmt: skip
@@ -74,7 +74,7 @@ class QuantizedCache(ArraysView):
         return arrays
 
     def _write(self, path: Path, arrays: Sequence[np.ndarray]) -> None:
-        """Write a cache file; after a failure it warns and writes no more files."""
+        """Write a cache file of quantized values; after a failure it warns and writes no more."""
         try:
             write_file_atomically(
                 "packed weights to",
@@ -97,7 +97,7 @@ def _arrays_sha256(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _read_cached(path: Path) -> Sequence[np.ndarray] | None:
-    """Read a cache file; returns None if it is missing or damaged."""
+    """Read a cache file of quantized values; returns None if it is missing or damaged."""
     try:
         if not path.exists():
             return None

@@ -51,7 +51,7 @@ REFERENCE, ORIGIN, ORIGIN_STEP = "reference", "reference_origin", "reference_ste
 
 @dataclass(frozen=True)
 class ReferenceLogps:
-    """Log-probabilities of a run's reference model, with their cache.
+    """Frozen reference model of preference training, with its cached log-probabilities.
 
     Attributes:
         config: config of the run.
@@ -120,14 +120,14 @@ class ReferenceLogps:
         )  # fmt: skip
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the reference model's description, to store in checkpoints."""
+        """Return the reference model's origin and SHA-256, to store in checkpoints."""
         if self.origin is None:
             return {REFERENCE: self.sha256}
         step = {} if self.origin.step is None else {ORIGIN_STEP: self.origin.step}
         return {REFERENCE: self.sha256, ORIGIN: self.origin.name, **step}
 
     def add_to(self, samples: Samples) -> SamplesWithRefLogps:
-        """Add the reference log-probabilities to samples; cached or newly computed; collective.
+        """Add the reference model's log-probabilities, cached or computed, to samples; collective.
 
         Raises:
             UserError: the cache has no file, and the weights are no longer available.
@@ -149,7 +149,7 @@ class ReferenceLogps:
         return SamplesWithRefLogps(samples, cached)
 
     def remove_drafts(self) -> None:
-        """Delete cache drafts of other settings in the run's folder."""
+        """Delete unfinished cache files of log-probabilities that no process is writing."""
         if self.config.training.reference_cache is None and is_first_process():
             remove_stale_drafts(self.folder)
 
@@ -198,7 +198,7 @@ def _weights_sha256(config: RunConfig, tensors: DigestCheckedTensors | None) -> 
 
 
 def _reference_origin(start: InitialState) -> BaseModelRef | None:
-    """Return the reference to the base model whose weights a new run starts from."""
+    """Return the reference to the model whose weights a new run starts from."""
     if start.checkpoint is not None:
         return BaseModelRef.from_location(start.checkpoint.path, start.checkpoint.sha256)
     return start.base
@@ -207,7 +207,7 @@ def _reference_origin(start: InitialState) -> BaseModelRef | None:
 def _weights_at_origin(
     config: RunConfig, sha256: str, origin: str | None, folder: Path
 ) -> Mapping[str, np.ndarray]:
-    """Read the weights that a run started from, at their old location or `checkpoint.base_model`.
+    """Read the weights that a run started from, from there or from `checkpoint.base_model`.
 
     Raises:
         UserError: neither has them.
@@ -234,7 +234,7 @@ def _weights_at_origin(
 
 
 def _initial_weights(config: RunConfig, location: str) -> Mapping[str, np.ndarray]:
-    """Read the weights at a location, with adapters only if its checkpoint has some."""
+    """Read the weights at a location, with adapters only if its checkpoint has adapters."""
     weight_map = get_family(config).weight_map(config)
     trained = has_checkpoint(location) and has_adapters(
         weight_map, load_checkpoint(location, verify=False)
@@ -256,7 +256,7 @@ def _json_sha256(data: Any) -> str:
 
 
 def _write_cache_file(path: Path, logps: np.ndarray) -> bool:
-    """Write a cache file on process 0; warns and returns False if that fails."""
+    """Write a cache file of log-probabilities on process 0; warns and returns False on failure."""
     if is_first_process():
         try:
             write_logps_file(path, logps)

@@ -1,4 +1,4 @@
-"""Cache files of reference log-probabilities: complete files, and drafts that grow by batches.
+"""Cache files of reference log-probabilities: complete, and unfinished ones (drafts).
 
 A draft is a sequence of records, each with a number of samples, a digest and their values. The
 digest covers the record and the digest before it, so that a changed, missing, foreign or truncated
@@ -68,7 +68,7 @@ def read_logps_file(path: Path, shape: Shape) -> np.ndarray | None:
 
 
 class _LastRecordEnd(NamedTuple):
-    """End of a valid record in a draft: samples and bytes so far, and the record's SHA-256."""
+    """End of a valid record in an unfinished cache file: samples and bytes so far, and SHA-256."""
 
     samples: int
     byte: int
@@ -76,7 +76,7 @@ class _LastRecordEnd(NamedTuple):
 
 
 class LogpsDraftFile:
-    """Draft of a log-probability cache file; a context manager.
+    """Unfinished cache file of log-probabilities (draft), which grows batch by batch.
 
     It is a cache: values that cannot be read are computed again, a failed write is a warning.
     """
@@ -99,11 +99,11 @@ class LogpsDraftFile:
 
     @property
     def num_samples(self) -> int:
-        """Number of leading samples whose log-probabilities the draft has."""
+        """Number of samples whose log-probabilities the unfinished file has."""
         return self._record_ends[-1].samples
 
     def truncate(self, samples: int) -> np.ndarray:
-        """Truncate the draft to at most `samples` samples, at the end of a record.
+        """Truncate the unfinished file to at most `samples` samples, at the end of a record.
 
         Returns:
             Array of all values, of which only these are set.
@@ -114,7 +114,7 @@ class LogpsDraftFile:
         return self._logps
 
     def append(self, logps: np.ndarray) -> None:
-        """Append the log-probabilities of the next samples."""
+        """Append the log-probabilities of the next samples to the unfinished file."""
         content = np.asarray(logps, "<f4", order="C").tobytes()
         head, last = _COUNT.pack(len(logps)), self._record_ends[-1]
         sha256 = _chain_digest(last.sha256, head, content)
@@ -122,7 +122,7 @@ class LogpsDraftFile:
         self._append_values(logps, sha256)
 
     def remove(self) -> None:
-        """Delete the draft, if this process appends to it."""
+        """Delete the unfinished file, if this process appends to it."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
 
@@ -140,7 +140,7 @@ class LogpsDraftFile:
         self._record_ends.append(_LastRecordEnd(end, byte + record, sha256))
 
     def _read(self) -> None:
-        """Read all valid records of the draft."""
+        """Read all valid records of the unfinished file."""
         if not self._path.exists():
             return
         check_regular_file(self._path)
@@ -153,7 +153,7 @@ class LogpsDraftFile:
             raise FileError(f"cannot read {format_path(self._path)}: {reason}") from error
 
     def _read_record(self, file: BinaryIO) -> bool:
-        """Read the draft's next record; returns False if it is missing or invalid."""
+        """Read the unfinished file's next record; returns False if it is missing or invalid."""
         head, sha256 = file.read(_COUNT.size), file.read(_DIGEST_BYTES)
         if len(sha256) < _DIGEST_BYTES:
             return False
@@ -174,7 +174,7 @@ class LogpsDraftFile:
         return False
 
     def _try_write(self, action: Callable[[int], object]) -> None:
-        """Change the draft, if this process appends to it and no write has failed."""
+        """Change the unfinished file, if this process appends to it and no write has failed."""
         if self._file is None:
             return
         try:
@@ -194,7 +194,7 @@ class LogpsDraftFile:
 
 
 def remove_stale_drafts(folder: Path) -> None:
-    """Delete drafts in a folder that no process appends to."""
+    """Delete unfinished cache files in a folder that no process appends to."""
     with suppress(OSError):
         for path in folder.glob(f"*{DRAFT}"):
             with suppress(FileError, OSError):
@@ -205,7 +205,7 @@ def remove_stale_drafts(folder: Path) -> None:
 
 
 def _open_locked(path: Path) -> int | None:
-    """Open or create a draft and lock it; returns None if another process holds the lock.
+    """Open or create an unfinished cache file and lock it; None if another process has the lock.
 
     Raises:
         FileError: it cannot be created.

@@ -42,7 +42,7 @@ _COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer", "data.
 def resolve_initial_state(
     config: RunConfig, weight_map: WeightMap, fresh: bool = False
 ) -> InitialState:
-    """Resolve the state that a training run starts from.
+    """Resolve the state that a training run starts from: a checkpoint, a model, or random.
 
     A run in `checkpoint.save` is resumed, by the same command any number of times. Otherwise the
     state is that of `checkpoint.load`, or random weights for None and "random". A checkpoint there
@@ -146,12 +146,12 @@ def _resume_from_checkpoint(
 
 
 def _read_optional_object(metadata: JsonObject, name: str) -> dict[str, Any] | None:
-    """Return a JSON object of the metadata; None if it is missing."""
+    """Return a JSON object in a checkpoint's metadata; None if it is missing."""
     return None if metadata.data.get(name) is None else metadata.mapping(name)
 
 
 def _is_within(load: str | None, save: str) -> bool:
-    """True if `load` is the run folder `save`, or a step folder in it."""
+    """True if the path `load` is the run folder `save`, or the folder of a step in it."""
     return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
 
 
@@ -179,7 +179,7 @@ def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str,
 
 
 def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
-    """Raise CheckpointError if the run in a folder has a different model or different data.
+    """Raise CheckpointError if the run folder holds a run of a different model or of other data.
 
     Args:
         saved: that run's config by dotted path, as far as it is known.

@@ -7,7 +7,7 @@ from sessions.training import StepResult
 
 
 class SkippedSteps:
-    """Counts skipped steps, and detects too many consecutive ones.
+    """Counts training steps skipped for non-finite values; detects too many consecutive ones.
 
     Attributes:
         total: number of skipped steps of the run, also before it was resumed.
@@ -24,7 +24,7 @@ class SkippedSteps:
         self._last: StepResult | None = None
 
     def count_step(self, result: StepResult) -> None:
-        """Count a step, which was skipped or not."""
+        """Count a training step, and whether it was skipped."""
         if result.skipped:
             self.total += 1
             self._last = result

@@ -26,7 +26,7 @@ MIN_SHOWN_FRACTION = 0.005
 
 
 def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
-    """Return warnings about the training samples: few samples or loss tokens, or much padding."""
+    """Return warnings about training data: few samples or loss tokens, or much padding."""
     checked = samples.take(
         np.unique(np.linspace(0, len(samples) - 1, NUM_CHECKED_SAMPLES).astype(int))
     )
@@ -47,7 +47,7 @@ def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
 
 
 def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
-    """Return warnings of a sequence length beyond the model's context, and of unused buckets.
+    """Return warnings of a sequence length beyond the model's context, or of unused buckets.
 
     Args:
         written: maximum number of generated tokens.
@@ -73,12 +73,12 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
 
 
 def trained_weights_summary(config: RunConfig, weight_map: WeightMap) -> list[str]:
-    """Return messages on which weights are trained."""
+    """Return messages on which weights of the model are trained."""
     return [*_adapter_summary(weight_map), *_new_rows_warning(config, weight_map)]
 
 
 def _adapter_summary(weight_map: WeightMap) -> list[str]:
-    """Return a summary, by module, of weights with adapters, fully trained and frozen weights."""
+    """Return a summary by module of weights that are adapted, fully trained or frozen."""
     if not weight_map.has_adapters:
         return []
     with_adapter, full, frozen = (Counter[str]() for _ in range(3))
@@ -101,18 +101,18 @@ def _adapter_summary(weight_map: WeightMap) -> list[str]:
 
 
 def _format_shares(sizes: Counter[str], total: int) -> str:
-    """Format modules with their fraction of all weights, largest first."""
+    """Format modules with their fraction of all the model's weights, largest first."""
     shares = [(name, size / total) for name, size in sizes.most_common()]
     return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= MIN_SHOWN_FRACTION)
 
 
 def _module_kind(mapping: WeightMapping, weight: Weight) -> str:
-    """Return the last part of a weight's module name; "experts" for expert weights."""
+    """Return the last component of a weight's module name; "experts" for weights of experts."""
     return "experts" if mapping.expert_matrices else module_name(weight.name).rpartition(".")[2]
 
 
 def _new_rows_warning(config: RunConfig, weight_map: WeightMap) -> list[str]:
-    """Return a warning if rows of new tokens are in frozen weights."""
+    """Return a warning if embedding rows of new tokens are frozen."""
     trained, new = (
         {w.name for w in weight_map.trainable_weights},
         config.model.embedding_rows_to_initialize(),

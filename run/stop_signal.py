@@ -45,7 +45,7 @@ class StopSignal:
         self._previous: dict[signal.Signals, Any] = {}
 
     def poll_all_processes(self, finished: bool = False, save: bool = False) -> bool:
-        """Exchange flags between processes; True if any process received a signal. Collective.
+        """Exchange the flag between processes; True if any of them received a signal. Collective.
 
         Args:
             finished, save: this process's flags.

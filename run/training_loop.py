@@ -62,7 +62,7 @@ from terminal.wandb_environment import check_wandb
 
 
 def finetune(config: RunConfig, options: RunOptions, data_cache: DataCache | None = None) -> None:
-    """Fine-tune a model; errors of loggers do not stop the run.
+    """Fine-tune a model; metric loggers that fail do not stop the run.
 
     Args:
         data_cache: data that was loaded to resolve the config.
@@ -80,7 +80,7 @@ def finetune(config: RunConfig, options: RunOptions, data_cache: DataCache | Non
 def _finetune_locked(
     config: RunConfig, options: RunOptions, data_cache: DataCache
 ) -> Interrupted | None:
-    """Fine-tune while holding the locks of the run's folders."""
+    """Fine-tune a model while holding the locks of the run's folders."""
     check_same_run_on_all_processes(
         config, **{"--overwrite": options.overwrite, "--profile": options.profile}
     )
@@ -111,7 +111,7 @@ def _finetune_locked(
 
 
 def _check_before_start(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
-    """Check configuration and folders before any work."""
+    """Check configuration and folders before models or data are loaded."""
     if config.model.eval:
         raise ConfigError("model.eval is true, which disables training: set it to false")
     check_iterations(config)
@@ -144,7 +144,7 @@ def _set_up_and_train(
     data_cache: DataCache,
     mirror: CheckpointMirror | None,
 ) -> Interrupted | None:
-    """Set up and train a run; returns the signal that stopped it, if any."""
+    """Set up a run and train; returns the signal that stopped training, if any."""
     family = get_family(config)
     data = Pipeline(config, family.sample_format, data_cache)
     if config.eval.steps is not None:
@@ -222,7 +222,7 @@ def _set_up_and_train(
 def _keep_base_models(
     config: RunConfig, start: InitialState, reference: ReferenceLogps | None, folder: RunFolder
 ) -> set[Path]:
-    """Copy base models that the checkpoints refer to into the run's folder."""
+    """Copy the base models to which the run's checkpoints refer into the run folder."""
     if config.checkpoint.save is None:
         return set()
     return keep_base_steps(folder, _base_models(config, start, reference), start.checkpoint)
@@ -231,7 +231,7 @@ def _keep_base_models(
 def _base_models(
     config: RunConfig, start: InitialState, reference: ReferenceLogps | None
 ) -> list[BaseModelRef]:
-    """Return the base models whose weights the checkpoints do not contain."""
+    """Return references to the base models whose weights the run's checkpoints do not contain."""
     frozen = start.base if get_family(config).weight_map(config).frozen_names else None
     origin = None if reference is None else reference.origin
     return [base for base in (frozen, origin) if base is not None]
@@ -240,7 +240,7 @@ def _base_models(
 def _warn_unmirrored_bases(
     config: RunConfig, start: InitialState, reference: ReferenceLogps | None
 ) -> None:
-    """Print base models that are neither in the mirror nor on the hub."""
+    """Print base models that are neither in the run's mirror nor on the hub."""
     if config.checkpoint.mirror is None:
         return
     for base in _base_models(config, start, reference):
@@ -251,7 +251,7 @@ def _warn_unmirrored_bases(
 
 
 def _print_lr_change(config: RunConfig, start: InitialState) -> None:
-    """Print a message if a resumed run has a different learning rate than before."""
+    """Print a message if a resumed run has another learning rate than before."""
     saved = None if start.checkpoint is None else start.checkpoint.metadata.get("config")
     if saved is None or not start.step:
         return
@@ -273,7 +273,7 @@ def _enter_session(stack: ExitStack, model: TrainingSession, start: InitialState
 
 @dataclass(frozen=True)
 class _TrainingRun:
-    """A training run with data, model state on the devices, and checkpoints."""
+    """A training run with its data loader, model on the devices, and checkpoints."""
 
     config: RunConfig
     options: RunOptions
@@ -335,7 +335,7 @@ class _TrainingRun:
     def _run_steps(
         self, records: MetricsLogger | None, profile: Profiler, stop: StopSignal, watchdog: Watchdog
     ) -> int:
-        """Run the optimizer steps, `device_iterations` per program run; returns the last step."""
+        """Run all optimizer steps, `device_iterations` per program run; returns the last step."""
         config, checkpoints = self.config, self.checkpoints
         lr_schedule, iterations = (
             LRSchedule.from_config(config.training),
@@ -392,7 +392,7 @@ class _TrainingRun:
         return step
 
     def _evaluate(self, step: int) -> dict[str, Any]:
-        """Evaluate if due after this step, and update the best checkpoint.
+        """Evaluate if it is due after this step, and update the best checkpoint.
 
         Returns:
             Metrics to log, and predictions under `samples`; {} without an evaluation.
@@ -419,7 +419,7 @@ def _end_completed_run(
     folder: RunFolder,
     data_cache: DataCache,
 ) -> None:
-    """Print that a run is already complete, and export its weights if --save-hf asks for it."""
+    """Print that training is already complete, and export the weights if --save-hf is given."""
     steps = "--steps" if config.training.epochs is None else "--epochs"
     say(
         f"nothing to train: {start.source} is complete, with training.steps "
@@ -435,7 +435,7 @@ def _end_completed_run(
 def _restore_data_and_steps(
     config: RunConfig, options: RunOptions, loader: Loader, start: InitialState
 ) -> RunConfig:
-    """Restore the data loader's position; returns the config with the number of steps."""
+    """Restore the data loader's position; returns the config with the total number of steps."""
     if start.data is not None:
         try:
             loader.restore(start.data)

@@ -26,7 +26,7 @@ _MAX_NAMED = 3  # other processes in a warning
 
 
 class _CurrentActivity(NamedTuple):
-    """The main thread's current work: its kind, description and start time."""
+    """Current work of the main thread, such as a step: its kind, description and start time."""
 
     kind: str
     description: str
@@ -35,7 +35,7 @@ class _CurrentActivity(NamedTuple):
 
 
 class Watchdog:
-    """Thread that warns if one activity of the main thread takes unusually long.
+    """Thread that warns if the main thread's work, such as a step, takes unusually long.
 
     with Watchdog(300, disk, stop) as watchdog:
         watchdog.mark("step", "step 12")
@@ -59,7 +59,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
 
     def mark_activity(self, kind: str, description: str, is_storage: bool = False) -> None:
-        """Mark the start of the main thread's next activity.
+        """Record that the main thread starts its next activity, such as a step or a save.
 
         Args:
             kind: kind of work, whose durations are similar.
@@ -115,7 +115,7 @@ class Watchdog:
 
 
 class _FileActivity:
-    """Measures how long this process has hardly read or written files."""
+    """Measures for how long this process has read and written hardly any file data."""
 
     def __init__(self) -> None:
         self._moved, self._since = 0, time.monotonic()
@@ -134,7 +134,7 @@ class _FileActivity:
 
 
 def _peer_status() -> dict[str, str]:
-    """Return the activity of each peer process; empty if peers do not answer."""
+    """Return the current activity of each other process; empty if they do not answer."""
     try:
         return popdist.peer_status()
     except Exception:  # popdist reports a coordinator that does not respond
@@ -142,7 +142,7 @@ def _peer_status() -> dict[str, str]:
 
 
 def _format_peers(statuses: dict[str, str], description: str) -> str:
-    """Format the processes whose activity differs from this one's."""
+    """Format those processes whose current activity differs from this process's."""
     prefix = f"{description} for"
     different = [
         f"{who} is at {work}"

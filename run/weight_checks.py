@@ -1,4 +1,4 @@
-"""Checks of weights: shapes and config before reading; finite values and hashes on read."""
+"""Checks of weights: shapes and config before reading; finite values and SHA-256 on reading."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IGNORED_CONFIG_KEYS = {
 
 
 def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: str) -> None:
-    """Raise CheckpointError if the config unties the head, but the Hugging Face model ties it.
+    """Raise CheckpointError if config has an untied LM head, but the Hugging Face model none.
 
     The config.json of a T5 does not say which.
     """
@@ -76,7 +76,7 @@ def check_weights_match(
     load: str,
     names_elsewhere: Collection[str] = (),
 ) -> None:
-    """Raise CheckpointError unless names and shapes of weights in files match the model."""
+    """Raise CheckpointError unless weights in files have the model's names and shapes."""
     specs = {name: files.spec(name) for name in names}
     mxfp4_names = mxfp4_fields(specs)
     wrong = [
@@ -163,7 +163,7 @@ class DigestCheckedTensors(ArraysView):
         return array
 
     def digests(self, names: Iterable[str]) -> Mapping[str, str]:
-        """Return the SHA-256 of tensors, which must not change from now on."""
+        """Return the SHA-256 of the named tensors, which must not change from now on."""
         names_to_read = list(names)
         self._must_match.update(names_to_read)
         with get_reader_pool() as pool:
@@ -175,7 +175,7 @@ class DigestCheckedTensors(ArraysView):
 def check_digests(
     tensors: Arrays, source: str, must_match: Collection[str] = ()
 ) -> DigestCheckedTensors:
-    """Return lazy tensors that raise CheckpointError if their files change while a run starts.
+    """Return lazy tensors that raise CheckpointError if their files change during start-up.
 
     Args:
         source: origin of the tensors, for messages.

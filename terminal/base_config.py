@@ -1,4 +1,4 @@
-"""Base configuration that flags override: a preset, a YAML file, a model or a run."""
+"""Base configuration, which flags override: a preset, a YAML file, a model or a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PATH_FIELDS = (
 
 
 class ConfigLoader(Protocol):
-    """Interface of loaders of configurations from runs, models and adapters."""
+    """Interface for loading configurations of runs, models and adapters from files."""
 
     def from_load(self, load: str) -> Mapping[str, Any] | None:
         """Returns the configuration that a new run inherits from the run in `--load`.
@@ -52,11 +52,11 @@ class ConfigLoader(Protocol):
         ...
 
     def from_run(self, load: str) -> Mapping[str, Any] | None:
-        """Returns the configuration inherited from the run in `--load`; None without a run."""
+        """Returns the configuration stored by the run in `--load`; None if that is no run."""
         ...
 
     def from_save(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
-        """Returns the full configuration of the run in `--save`; None without a run.
+        """Returns the full configuration of the run to resume in `--save`; None if there is no run.
 
         Args:
             mirror: address to restore the run from if the folder is gone.
@@ -65,15 +65,15 @@ class ConfigLoader(Protocol):
         ...
 
     def resolve_addresses(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Returns the local folders of checkpoint URLs, by the field's dotted path."""
+        """Returns the local folders of checkpoints given by URL, by the field's dotted path."""
         ...
 
     def from_adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
-        """Returns the nested configuration fields of a saved adapter."""
+        """Returns the nested configuration fields that a saved adapter in a folder determines."""
         ...
 
     def new_token_fields(self, settings: LayeredConfig) -> Mapping[str, Any]:
-        """Returns the fields, by dotted path, for tokens that the initial model lacks."""
+        """Returns the fields, by dotted path, for a tokenizer's tokens that the model lacks."""
         ...
 
     def from_model(self, name: str) -> Mapping[str, Any]:
@@ -101,7 +101,7 @@ class BaseConfig:
     is_unspecified: bool = False
 
     def external_paths(self, flags: Mapping[str, Any]) -> list[str]:
-        """Returns a message about the paths outside its folder that a loaded run names.
+        """Returns a message about a loaded run's paths that are outside its folder.
 
         Paths that a flag sets are left out: whoever made the folder chose the others.
         """
@@ -120,7 +120,7 @@ class BaseConfig:
         return [f"as the run in {format_path(self.source_run)} says: {found}"] if found else []
 
     def differences(self, flags: Mapping[str, Any]) -> list[str]:
-        """Returns messages about fields whose values differ from those of the resumed run.
+        """Returns messages about config fields that differ from those of the resumed run.
 
         Flags (nested) take effect; values of `--config` do not.
         """
@@ -149,7 +149,7 @@ class BaseConfig:
 
 
 def _stored_value(value_type: ValueType, value: Any) -> Any:
-    """Returns a value as its field stores it, such as a number for its text."""
+    """Returns a value of a config field in the type that the field stores, such as a number."""
     try:
         return value_type.check(value, "")
     except ValueError:
@@ -163,7 +163,7 @@ def resolve_base_config(
     loader: ConfigLoader | None,
     takes_default: bool = False,
 ) -> BaseConfig:
-    """Returns the configuration that flags override.
+    """Returns the configuration of a command line before its flags override fields.
 
     Arguments as for `read_command_line`.
 
@@ -195,7 +195,7 @@ def resolve_base_config(
 
 
 def _base_with_defaults(name: str, values: Mapping[str, Any]) -> BaseConfig:
-    """Returns a base configuration whose missing fields have default values."""
+    """Returns a base configuration in which missing config fields have default values."""
     return BaseConfig(
         name,
         LayeredConfig(config_class_of_preset(values, name), (ConfigSource(name, values, True),)),
@@ -204,7 +204,7 @@ def _base_with_defaults(name: str, values: Mapping[str, Any]) -> BaseConfig:
 
 # ---- a run that is continued --------------------------------------------------------------------
 def _base_from_resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
-    """Returns the base configuration of the run to resume; None without such a run.
+    """Returns the configuration of the run to resume; None if no run is resumed.
 
     It is the run in `--save`, else that in `--load` with `--config` over it.
     """
@@ -235,7 +235,7 @@ def _base_from_resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseCon
 
 
 def _run_started_from(model: str, run: Mapping[str, Any]) -> bool:
-    """Returns whether a run started from this model, which may no longer exist."""
+    """Returns whether a run started from the model of this name, which may no longer exist."""
     start_model = str(flatten_by_path(run).get("checkpoint.load"))
     return model == start_model or os.path.realpath(model) == os.path.realpath(start_model)
 
@@ -253,7 +253,7 @@ def _check_same_family(
 
 # ---- a run that begins --------------------------------------------------------------------------
 def _base_of_new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
-    """Returns the base configuration of a new run; None if nothing is named.
+    """Returns the base configuration of a new run; None if the command line names none.
 
     It is that of a preset, a file, a run whose weights are loaded, or a model.
     """
@@ -283,7 +283,7 @@ def _base_of_new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | 
 
 
 def _read_user_source(args: PreParsedArgs) -> ConfigSource:
-    """Returns the values of `--config`; a preset and a run's config.yml are exhaustive."""
+    """Returns the config values of `--config`; a preset or a run's file sets all fields."""
     whole = not args.is_user_file or (
         "family" in args.yaml_values and sets_every_field(_config_class(args), args.yaml_values)
     )
@@ -295,14 +295,14 @@ def _config_class(args: PreParsedArgs) -> type[RunConfig]:
 
 
 def _implied_model_name(args: PreParsedArgs) -> str | None:
-    """Returns the default model, if neither `--model` nor a run in `--load` is given."""
+    """Returns the default model's name, if neither `--model` nor a run in `--load` is given."""
     if args.load is not None and args.load != RANDOM:
         return args.load
     return None if args.train is None else SMALL_MODEL
 
 
 def _keep_known_fields(section: type[ConfigSection], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested values for which a section has fields."""
+    """Returns those of nested config values for which a config section has a field."""
     known_fields: dict[str, Any] = {}
     for name, annotation in field_annotations(section).items():
         if name in data:

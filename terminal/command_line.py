@@ -140,7 +140,7 @@ HelpOf = Callable[[ConfigField], str]
 def _make_field_help(
     base: BaseConfig, presets: str, all_fields: bool, unused: UnusedFields, section: type[RunConfig]
 ) -> HelpOf:
-    """Returns the help texts of a model family's fields, with the effective values."""
+    """Returns the function that makes a field's help text, with its effective default."""
     settings, has_auto_fields = (
         with_default_epochs_and_batch(base.settings),
         base.settings.has_auto_fields,
@@ -159,7 +159,7 @@ def _add_fields(
     base: BaseConfig,
     help_of: Callable[[type[RunConfig]], HelpOf],
 ) -> None:
-    """Adds flags of the family's fields; for `--help` without a model, of all families."""
+    """Adds flags for the config fields of a model family; without a model, of all families."""
     section, known = base.settings.section, set[str]()
     others = [family.config for family in FAMILIES.values()] if base.is_unspecified else []
     for config_class in (section, *others):
@@ -170,7 +170,7 @@ def _add_fields(
 def _merge_settings(
     base: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader | None
 ) -> LayeredConfig:
-    """Returns the configuration of all sources; prints unexpected replacements."""
+    """Returns the configuration merged from all sources; prints values that it replaces."""
     flags = with_absolute_paths(flags)
     notes = [*base.external_paths(flags), *base.differences(flags)]
     settings, more = resolve_training_length(
@@ -200,7 +200,7 @@ def _merge_settings(
 def _with_adapter(
     settings: LayeredConfig, base: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader
 ) -> LayeredConfig:
-    """Adds the settings of the adapter in `adapter.load`, unless the run is resumed."""
+    """Adds the config fields of the adapter in `adapter.load`, unless the run is resumed."""
     folder, given = settings.config.adapter.load, flags.get("adapter", {})
     if folder is None or (base.run is not None and "load" not in given):
         return settings
@@ -220,7 +220,7 @@ def _with_adapter(
 
 
 def _format_default_config(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:
-    """Returns the help text's name for the configuration used without `--config`."""
+    """Returns the name, in the help text, of the configuration used without `--config`."""
     if loader is None:
         return preset
     if takes_default:

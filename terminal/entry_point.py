@@ -176,7 +176,7 @@ def _describe_os_error(error: OSError) -> str:
 
 @contextmanager
 def _format_notices_plainly() -> Iterator[None]:
-    """Prints `UserNotice` warnings without the source location that raised them."""
+    """Context in which `UserNotice` warnings are printed without a source location."""
     usual = warnings.formatwarning
 
     def formatwarning(
@@ -191,7 +191,7 @@ def _format_notices_plainly() -> Iterator[None]:
         return usual(message, category, filename, lineno, line)
 
     def ignore_warning(*_: object, **__: object) -> None:
-        """The first of several processes has said it."""
+        """Print no warning, as process 0 prints it."""
 
     show_warning = warnings.showwarning
     warnings.formatwarning = formatwarning
@@ -204,7 +204,7 @@ def _format_notices_plainly() -> Iterator[None]:
 
 
 def _join_process_group(arguments: Sequence[str]) -> None:
-    """Connects to the other processes of a run, if arguments or environment name them.
+    """Connects to the other processes of a run, if arguments or environment variables name them.
 
     Raises:
         ConfigError, DistributedError: these are invalid, or the others do not come.

@@ -87,7 +87,7 @@ def _check_platforms(setting: str) -> None:
 def _check_program_starts(
     name: str, value: str, program: str, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Raises ConfigError unless a program starts with an environment variable set."""
+    """Raises ConfigError unless a program starts with the environment variable as it is set."""
     reason = _explain_start_failure(
         program, {**(os.environ if environment is None else environment), name: value}
     )

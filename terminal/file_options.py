@@ -15,7 +15,7 @@ AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 def script_options(add_options: AddOptions | None) -> dict[str, argparse.Action]:
-    """Returns a script's command-line options by flag name, with underscores."""
+    """Returns the command-line options of a script by flag name, with underscores."""
     parser = Parser(add_help=False, allow_abbrev=False)
     if add_options is not None:
         add_options(parser)
@@ -25,7 +25,7 @@ def script_options(add_options: AddOptions | None) -> dict[str, argparse.Action]
 def options_to_arguments(
     option_values: Mapping[str, Any], options: Mapping[str, argparse.Action]
 ) -> list[str]:
-    """Returns options of a YAML file as command-line arguments.
+    """Returns script options in a YAML file as command-line arguments.
 
     False and null give no argument.
 

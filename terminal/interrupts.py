@@ -119,7 +119,7 @@ def kill_process_after(seconds: float, signal_number: int) -> threading.Timer:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Returns whether the program is importing a module."""
+    """Returns whether the signal interrupted the import of a module."""
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     return frame is not None

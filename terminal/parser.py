@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._join_dashed_values(given), namespace)
 
     def _join_dashed_values(self, arguments: Sequence[str]) -> list[str]:
-        """Returns arguments in which values that begin with a dash follow `=`."""
+        """Returns arguments in which values that begin with a dash follow their flag after `=`."""
         joined = list[str]()
         for text in arguments:
             action = self._option_string_actions.get(joined[-1]) if joined else None
@@ -98,7 +98,7 @@ EXPORT_OPTION: dict[str, Any] = {
 
 
 def add_export_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that export a Hugging Face model."""
+    """Adds the options that export the trained model in Hugging Face's format."""
     parser.add_argument("--save-hf", **EXPORT_OPTION)
     parser.add_argument(
         "--merge",

@@ -17,7 +17,7 @@ from terminal.parser import Parser, parse_path_option
 
 @dataclass(frozen=True)
 class PreParsedArgs:
-    """Values of the options that name the base configuration.
+    """Values of the command-line options that name the base configuration.
 
     Attributes:
         arguments: options of the file, then the command line.
@@ -126,7 +126,7 @@ def add_config_options(
 def _parse_base_options(
     arguments: Sequence[str], with_models: bool
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Parses the options, and returns them with the field values by dotted path."""
+    """Parses options that name the base configuration; returns also field values by path."""
     parser = Parser(add_help=False, allow_abbrev=False)
     add_config_options(parser, with_models)
     field: dict[str, Any] = {"default": argparse.SUPPRESS}
@@ -147,7 +147,7 @@ def _parse_base_options(
 
 
 def _with_underscores(argument: str) -> str:
-    """Returns a flag with underscores for dashes; other arguments unchanged."""
+    """Returns a flag with its dashes replaced by underscores; other arguments unchanged."""
     name, equals, value = argument.partition("=")
     if not argument.startswith("--"):
         return argument

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_first_process() -> bool:
-    """Returns whether this is process 0, which prints for all processes."""
+    """Returns whether this is process 0 of the run, which prints for all processes."""
     try:
         return popdist.getInstanceIndex() == 0
     except popdist.DistributedError:  # this process has to report it
@@ -54,7 +54,7 @@ def progress_bar(
 
 
 def drop_torch_advice(record: logging.LogRecord) -> bool:
-    """Log filter that drops transformers' message that PyTorch is missing."""
+    """Log filter that drops the message of transformers that PyTorch is missing."""
     return not record.getMessage().startswith("PyTorch was not found")
 
 

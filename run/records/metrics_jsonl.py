@@ -56,7 +56,7 @@ class MetricsFile:
     def append(
         self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()
     ) -> None:
-        """Append the metrics of a step atomically; they must have `step`.
+        """Append the metrics of a training step, which include `step`, atomically to the file.
 
         Args:
             samples: predictions of an evaluation, for the key `samples`.
@@ -80,7 +80,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path, names: Collection[str] | None = None) -> list[StepMetrics]:
-    """Read the metrics of all steps, merged by step; [] if the file is missing.
+    """Read the metrics of all training steps, merged by step; [] if the file is missing.
 
     Damaged lines are skipped.
 
@@ -103,12 +103,12 @@ def read_metrics(path: Path, names: Collection[str] | None = None) -> list[StepM
 
 
 def metric_values(rows: Sequence[StepMetrics], name: str) -> list[float]:
-    """Return the values of one metric over the steps, nan where missing."""
+    """Return the values of one metric over the training steps, nan where missing."""
     return [metrics.get(name, math.nan) for metrics in rows]
 
 
 def _read_lines(path: Path) -> Iterator[tuple[StepMetrics | None, bytes]]:
-    """Yield each complete line with its metrics, None for a damaged line."""
+    """Yield each complete line of the metrics file, parsed; None for a damaged line."""
     if path.exists():
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -141,7 +141,7 @@ def _format_json_line(metrics: Mapping[str, float], samples: Sequence[Prediction
 
 
 def _parse_line(line: bytes, path: Path, number: int) -> StepMetrics | None:
-    """Parse a line of metrics; returns None if it is damaged."""
+    """Parse a line of the metrics file; returns None if it is damaged."""
     try:
         metrics = parse_json(decode_text(line, path, number), path, number)
         if (

@@ -27,7 +27,7 @@ from terminal.screen import say
 
 
 class OneWarningPerLogger:
-    """Turns exceptions of loggers into warnings, one for each logger."""
+    """Turns exceptions of metric loggers into warnings, one for each logger."""
 
     def __init__(self) -> None:
         self._failing: set[str] = set()
@@ -47,19 +47,19 @@ class OneWarningPerLogger:
 
 
 class MetricSink(Protocol):
-    """Logger of metrics for another tool, such as TensorBoard."""
+    """Interface of a logger that passes metrics to another tool, such as TensorBoard."""
 
     def log(self, metrics: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
-        """Log the metrics of a step."""
+        """Log the metrics of an optimizer step."""
         ...
 
     def close(self, failed: bool = False) -> None:
-        """Close the logger; `failed` if the run ended with an error."""
+        """Close the logger; `failed` is True if the run ended with an error."""
         ...
 
 
 class MetricsLogger:
-    """Logs every optimizer step to files, screen and sinks; a context manager.
+    """Logs every optimizer step to files, screen and tools such as TensorBoard; a context manager.
 
     with MetricsLogger(config, folder, RunOptions("tiny")) as records:
         records.log_step(1, loss=3.2, learning_rate=0.0)
@@ -132,7 +132,7 @@ class MetricsLogger:
         self._log(metrics, samples)
 
     def log_save(self, step: int, facts: StepMetrics) -> None:
-        """Log metrics of a save that completed after the last step.
+        """Log metrics of a checkpoint save that completed after the last step.
 
         Args:
             facts: metrics of `CheckpointManager.save_metrics`.
@@ -149,7 +149,7 @@ class MetricsLogger:
                 log.log(metrics, samples)
 
     def _create_files(self) -> MetricsFile:
-        """Create the folder with config.yml and run.json, and open metrics.jsonl."""
+        """Create the run folder with config.yml and run.json, and open metrics.jsonl."""
         folder = self._folder
         with wrap_write_errors("the run directory", folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ class MetricsLogger:
 
 
 def check_records(folder: RunFolder) -> None:
-    """Raise UserError unless a run's records can be written to the folder.
+    """Raise UserError unless the records of a run, such as metrics, can be written to the folder.
 
     Reading a metrics file that is a pipe or device would never end.
     """

@@ -1,4 +1,4 @@
-"""Table of time by phase, which `--profile` writes."""
+"""Table of a training step's time by phase of the model, which `--profile` writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD = ("phase", "dispatch", "wait", "loads", "ms", "segments", "ms", "stores",
 
 
 def format_phase_table(title: str, overlapped: Timing, serialized: Timing) -> str:
-    """Format the table of time by phase.
+    """Format the table of a training step's time by phase of the model.
 
     Args:
         title: model and devices that were measured.
@@ -99,7 +99,7 @@ def _format_work(sums: TimingSums, runs: int) -> tuple[str, str]:
 
 
 def _slowest_segments(serialized: Timing) -> str:
-    """Format the slowest compiled segments of the program."""
+    """Format a table of the slowest of the jitted segments into which the program is divided."""
     slowest = sorted(serialized.segments.items(), key=lambda item: -item[1].seconds)[:MAX_SEGMENTS]
     rows = [
         ("segment", "runs", "ms"),

@@ -63,7 +63,7 @@ class TrainingProgress:
             )
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of a step; metrics of an evaluation have the prefix `eval_`."""
+        """Show the metrics of a training step; those of an evaluation have the prefix `eval_`."""
         done = int(metrics["step"])
         texts = self._format_metrics(metrics, self._total - done)
         if self._bar is not None:
@@ -87,7 +87,7 @@ class TrainingProgress:
         return False
 
     def _format_metrics(self, metrics: Mapping[str, float], steps_left: int) -> dict[str, str]:
-        """Format the displayed metrics, by topic."""
+        """Format the metrics to show on the progress bar, grouped by topic."""
         texts = {"loss": f"loss {format_number(metrics['loss'])}"}
         if "grad_norm" in metrics:
             texts["norm"] = f"gradient norm {format_number(metrics['grad_norm'])}"
@@ -116,7 +116,7 @@ class TrainingProgress:
         return any(name.startswith(EVAL_PREFIX) for name in metrics)
 
     def _fit_width(self, texts: Mapping[str, str], steps_done: int) -> str:
-        """Join the most important texts that fit the terminal's width."""
+        """Join the most important texts that fit into the terminal's width."""
         width = self._columns() - len(f"100%|    | {steps_done}/{self._total} [00:00:00]") - 1
         fitting: set[str] = set()
         for name in (n for n in PRIORITIES if n in texts):

@@ -140,7 +140,7 @@ class PrometheusPage:
             yield GaugeMetricFamily(gauge_name, f"{name} of metrics.jsonl", value)
 
     def log(self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
-        """Update the gauges; gauges without a new metric keep their values."""
+        """Update the gauges from a step's metrics; gauges of other metrics keep their values."""
         self._gauges = {**self._gauges, **metrics}
 
     def close(self, failed: bool = False) -> None:

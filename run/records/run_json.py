@@ -19,7 +19,7 @@ VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that compute."""
+    """Return the versions of Python and of the packages that affect results."""
     installed = {name: _installed_version(name) for name in VERSIONED}
     of_popxl = {"popxl": installed["popxl-xla"], "popxl_addons": popxl_addons.__version__}
     return {"python": platform.python_version(), **of_popxl, **installed}
@@ -50,7 +50,7 @@ class RunSession:
 
 
 def append_session(folder: RunFolder, session: RunSession) -> None:
-    """Append a session to run.json, and drop sessions whose steps are repeated.
+    """Append a start of a run to run.json; drops earlier starts whose steps are repeated.
 
     Raises:
         WriteError: the file cannot be written.
@@ -63,7 +63,7 @@ def append_session(folder: RunFolder, session: RunSession) -> None:
 
 
 def read_sessions(folder: RunFolder) -> list[RunSession]:
-    """Read the sessions in a run's run.json; [] if the file is missing or damaged."""
+    """Read the starts of a run from its run.json; [] if the file is missing or damaged."""
     try:
         listed = read_json_object(folder.sessions).data.get("sessions")
     except (FileError, OSError):

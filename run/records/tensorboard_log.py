@@ -30,7 +30,7 @@ class TensorBoardLog:
         self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
 
     def log(self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
-        """Log the metrics of a step, and predictions as a table."""
+        """Log the metrics of an optimizer step, and predictions as a table."""
         step = int(metrics["step"])
         for name, value in metrics.items():
             if name not in ("step", "time"):
@@ -39,12 +39,12 @@ class TensorBoardLog:
             self._writer.add_text(SAMPLES, _prediction_table(samples), step)
 
     def close(self, failed: bool = False) -> None:
-        """Flush and close the event file."""
+        """Flush and close the TensorBoard event file."""
         self._writer.close()
 
 
 def _prediction_table(samples: Sequence[PredictionSample]) -> str:
-    """Format predictions as a Markdown table."""
+    """Format predictions of an evaluation as a Markdown table."""
     names = list(samples[0])
     rows = [
         names,

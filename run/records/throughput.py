@@ -17,7 +17,7 @@ from popxl import hardware
 
 
 class Throughput:
-    """Training throughput over the last `window` updates.
+    """Samples and steps per second of training, over the last `window` updates.
 
     The first update starts the clock, so that compilation is not measured.
     """
@@ -33,23 +33,23 @@ class Throughput:
         self._marks: deque[tuple[float, int]] = deque(maxlen=window + 1)
 
     def update(self, steps_done: int) -> None:
-        """Record the current time at which this many steps are done."""
+        """Record that `steps_done` optimizer steps are done at the current time."""
         self._marks.append((self._clock(), steps_done))
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second; None before the second update."""
+        """Training samples per second; None before the second update."""
         rate = self.steps_per_second
         return None if rate is None else rate * self._samples_per_step
 
     def eta_seconds(self, steps: int) -> float | None:
-        """Return the estimated seconds for `steps` more steps; None if unknown."""
+        """Return the estimated seconds for `steps` more optimizer steps; None if unknown."""
         rate = self.steps_per_second
         return None if rate is None else steps / rate
 
     @property
     def steps_per_second(self) -> float | None:
-        """Steps per second; None before the second update."""
+        """Optimizer steps per second; None before the second update."""
         if len(self._marks) < 2:
             return None
         (start, before), (end, after) = self._marks[0], self._marks[-1]
@@ -74,7 +74,7 @@ class MfuInputs:
 
 
 def mfu_inputs(config: RunConfig) -> MfuInputs:
-    """Return peak FLOP/s and FLOPs of a step, if the hardware table lists the devices."""
+    """Return the devices' peak FLOP/s, if the hardware table lists them, and a step's FLOPs."""
     desc, replicas = resolve_device_desc(config), config.num_replicas
     instances = popdist.getNumInstances()
 
@@ -94,7 +94,7 @@ def mfu_inputs(config: RunConfig) -> MfuInputs:
 def throughput_metrics(
     throughput: Throughput, tokens: float | None, inputs: MfuInputs
 ) -> dict[str, float]:
-    """Return the throughput metrics of a step.
+    """Return the metrics of an optimizer step on throughput and memory.
 
     Args:
         tokens: number of the step's tokens without padding; None: not counted.

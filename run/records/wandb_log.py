@@ -56,7 +56,7 @@ class WandbLog:
             ) from error
 
     def log(self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
-        """Log the metrics of a step, and predictions as a table."""
+        """Log the metrics of an optimizer step, and predictions as a table."""
         values: dict[str, Any] = {name: value for name, value in metrics.items() if name != "step"}
         if samples:
             values[SAMPLES] = _prediction_table(samples)
