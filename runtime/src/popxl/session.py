@@ -623,7 +623,7 @@ class Session:
 
     @property
     def disk_traffic(self) -> DiskTraffic:
-        """Bytes of entries written to and read from disk since the session was entered.
+        """Bytes of buffer entries read from and written to disk since the session was entered.
 
         Not in PopXL.
 

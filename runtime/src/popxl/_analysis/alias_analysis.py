@@ -75,7 +75,7 @@ class AliasAnalysis:
     def evaluate_view(
         self, t: Tensor, evaluate_owner: Callable[[Tensor], np.ndarray]
     ) -> np.ndarray:
-        """Evaluates the view `t` on index arrays of its owners: int32, of the shape of `t`.
+        """Computes which elements of its owners the view `t` reads: int32, of the shape of `t`.
 
         Args:
             evaluate_owner: an owner's numbers, int32 of its shape.

@@ -255,7 +255,7 @@ def functionalize(graph: Graph, *extra_tensors: Tensor) -> FunctionalGraph:
 
 
 class _GraphWriter:
-    """Functional graph under construction, with the current SSA value of each storage owner."""
+    """Functional graph under construction, with the SSA value of each tensor that owns storage."""
 
     def __init__(self, current: dict[Tensor, Value], views: MergedViews) -> None:
         """Args: `current`: values of the storage owners; `views`: alias analysis of the graph."""
@@ -442,7 +442,7 @@ class _FunctionalizePass(_GraphWriter):
     def _functionalize_branch(
         self, op: Op, region: Region[Graph], branch_graph: FunctionalGraph, owners: Sequence[Tensor]
     ) -> FunctionalGraph:
-        """Returns a branch with the caller's storage owners as further inputs and outputs."""
+        """Returns a branch that also takes and returns the caller's tensors that own storage."""
         given = [Value(t) for t in owners]
         writer = _GraphWriter(dict(zip(owners, given, strict=True)), self.views)
         num_outputs = len(region.outputs)

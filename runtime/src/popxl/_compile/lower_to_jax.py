@@ -36,7 +36,7 @@ PART_SCOPE = "part"  # marks the labels of parts among the scopes that JAX knows
 
 @dataclass
 class SegmentTracer:
-    """Lowers functional nodes to JAX, and holds stream and fault state while a segment is traced.
+    """Lowers functional nodes to JAX, and tracks stream data and runtime checks of a segment.
 
     Attributes:
         streams: data of each stream on this replica, (transfers, *shape).
@@ -86,7 +86,7 @@ class SegmentTracer:
 
     # ---- checks ---------------------------------------------------------------------------------
     def check_inputs(self, op: Op, inputs: Sequence[jax.Array]) -> None:
-        """Records the op's fault number if traced `inputs` violate its runtime check."""
+        """Records a failed runtime check if traced `inputs` of `op` violate its rule."""
         if op in self.checks and op.defn.check is not None:
             broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
             self._record_fault(broken, self.checks[op])
@@ -94,7 +94,7 @@ class SegmentTracer:
     def check_nonfinite(
         self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]
     ) -> None:
-        """Records the op's fault number if it makes NaN (or infinity) from finite inputs.
+        """Records a failed runtime check if an op makes NaN (or infinity) from finite inputs.
 
         Ops in its regions are watched themselves.
         """

@@ -58,7 +58,7 @@ class Platform:
         return DirectLauncher()
 
     def set_prefetch_window(self, schedule: Schedule, window: int | None) -> None:
-        """Sets a schedule's prefetch window in bytes; None: the entries of two layers."""
+        """Sets a schedule's prefetch window in bytes; None: two layers' remote-buffer entries."""
         if self.host_memory != "device":
             schedule.window, schedule.preview = (
                 window or default_prefetch_window(schedule),

@@ -98,7 +98,7 @@ class AddedProgram:
         return ProgramState(variables, entries, state.disk_queue, owns_disk_queue=False)
 
     def return_state(self, own: ProgramState, state: ProgramState) -> None:
-        """Moves changed variables back to the session, and drops entries that are not shared."""
+        """Moves changed variables back to the session; drops buffer entries that are not shared."""
         for variable, owner in self._on_device():
             state.variables[owner] = own.variables[variable]
         for buffer, entries in own.entries.items():

@@ -52,7 +52,7 @@ def upload_variables(
 
 
 def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> DiskQueue | None:
-    """Returns the queue of disk reads and writes of a program; None if no entry is on disk.
+    """Returns the queue of disk reads and writes of a program; None if it keeps nothing on disk.
 
     Raises:
         DiskError: the folder cannot be used.

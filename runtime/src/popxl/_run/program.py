@@ -95,14 +95,14 @@ class ProgramState:
         )
 
     def close(self) -> None:
-        """Deletes the program's entries on disk; also done when the state is garbage-collected."""
+        """Deletes the state's remote-buffer entries on disk, as its garbage collection does too."""
         for entries in self.entries.values():
             entries.close()
         if self._closed is not None:
             self._closed()
 
     def run_context(self, main: Routine, fetched: FetchedScalars) -> AbstractContextManager[None]:
-        """Context for one run of the program, in which its entries on disk are read ahead."""
+        """Context for one run of the program, whose buffer entries on disk are read ahead."""
         if self.disk_queue is None:
             return nullcontext()
         return self.disk_queue.run_context(
@@ -173,7 +173,7 @@ class Program:
 
     @property
     def _runtime_checks(self) -> list[tuple[Op, str]]:
-        """Runtime checks of the program, as (op, rule); fault number n is the n-th."""
+        """Runtime checks of the program, as (op, rule); the n-th is reported as fault number n."""
         rules = [
             (op, op.defn.check.rule) for op in self.context.checks if op.defn.check is not None
         ]

@@ -242,7 +242,7 @@ def mark_entry_copies(routines: Sequence[Routine]) -> None:
 def _entry_aliases(
     step: Step, returned: Mapping[Routine, Sequence[tuple[int, Load | Store]]]
 ) -> list[tuple[Register, Load | Store]]:
-    """Returns registers that share memory with an entry after `step`, each with its load or store.
+    """Returns registers that share memory with a buffer entry after `step`, with its transfer.
 
     Args:
         returned: of the routines that `step` may call, outputs that do.

@@ -1,4 +1,4 @@
-"""Inlining of calls before a graph is scheduled, and barriers around outlined graphs.
+"""Inlining of calls before a graph is scheduled, and barriers around separately compiled graphs.
 
 Calls of graphs that do little but move entries are inlined, so that their transfers and the
 segments around them are ordered together. A call of an outlined graph computes only the outputs
@@ -106,7 +106,7 @@ class Inliner:
 
     # ---- outlined graphs ------------------------------------------------------------------------
     def _call_used_outputs(self, copier: NodeCopier, node: Node, used_values: set[Value]) -> None:
-        """Adds a call of an outlined graph that computes only the outputs that are used."""
+        """Adds a call of a separately compiled graph, reduced to the outputs that are used."""
         (region,) = node.regions
         graph = region.graph
         pairs = zip(graph.outputs, region.outputs, strict=True)

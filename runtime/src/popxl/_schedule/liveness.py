@@ -1,4 +1,4 @@
-"""Liveness analysis of a routine: last use of each register, and the memory it can share.
+"""Liveness analysis of a graph's host steps: last use of each register, and memory it can share.
 
 Registers are written once, so both follow from the steps alone. A register's value is in memory of
 its own, of an input of the routine, or of an entry of a remote buffer; after a branch, or after a
@@ -66,7 +66,7 @@ class Liveness:
     def call_output_memory(
         self, call_args: CallArgs, output: int, carried: Mapping[int, int] = MappingProxyType({})
     ) -> set[MemoryRef]:
-        """Returns the memory that an output of a called routine can share.
+        """Returns the memory that an output of a called routine (host steps) can share.
 
         Args:
             carried: for inputs of a loop, the output that becomes the input in the next iteration.

@@ -96,7 +96,7 @@ class FetchedScalars:
 
 # ---- the window ---------------------------------------------------------------------------------
 def default_prefetch_window(schedule: Schedule) -> int:
-    """Returns the default prefetch window: bytes of two layers' entries on one replica.
+    """Returns the default prefetch window: bytes of two layers' remote-buffer entries per replica.
 
     A layer is an iteration of a loop that loads entries, with one iteration of each loop inside it
     (a micro-batch); a loop around such loops is an optimizer step. What is loaded outside of loops

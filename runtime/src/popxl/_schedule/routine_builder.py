@@ -124,7 +124,7 @@ class RoutineBuilder:
         self._locations[value] = register
 
     def scalar_register(self, value: Value) -> Register | None:
-        """Returns the register of a host scalar; None if the host does not know the value."""
+        """Returns the register of a host integer; None if the host does not know the value."""
         location = self._locations.get(value)
         if isinstance(location, int):
             return location if location in self.registers.scalars else None

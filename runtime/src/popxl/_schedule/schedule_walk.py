@@ -24,7 +24,7 @@ from popxl._schedule.schedule import (
 
 
 class Frame:
-    """Call frame of a routine (a graph's host steps), with the values of its registers.
+    """Call frame of a routine (host steps of a graph), with the values of its registers.
 
     Args:
         inputs: values of the routine's inputs; the list is emptied.
@@ -48,7 +48,7 @@ class Frame:
         inputs.clear()
 
     def set_registers(self, registers: Sequence[Register | None], values: Iterable[Any]) -> None:
-        """Writes values to the frame's registers; None as the register drops the value."""
+        """Writes values to the frame's registers; a value whose register is None is dropped."""
         own_registers = self.registers
         for register, value in zip(registers, values, strict=True):
             if register is not None:
@@ -68,7 +68,7 @@ class Frame:
         return step.part or self.part
 
     def format_step(self, step: Step) -> str:
-        """Formats a step, with the values of known host scalars."""
+        """Formats a schedule step, with the values of integers known to the host."""
         return format_step(
             step, {i: x for i, x in enumerate(self.registers) if isinstance(x, int | tuple)}
         )

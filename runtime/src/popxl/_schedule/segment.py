@@ -183,7 +183,7 @@ def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
 
 
 def result_specs(segment: Segment) -> list[TensorSpec]:
-    """Returns the specs of all executable results: results, stream data and positions, fault."""
+    """Returns a segment's executable result specs: values, stream data and positions, fault."""
     specs = segment.result_specs
     specs += [
         TensorSpec((program_context(segment).transfers, *s.shape), s.dtype)

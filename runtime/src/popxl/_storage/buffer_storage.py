@@ -180,19 +180,19 @@ class BufferStorage:
         return array, self._device
 
     def store_sharding(self, index: int) -> NamedSharding:
-        """Returns the sharding (with host or device memory) in which an entry is stored."""
+        """Returns the sharding (and memory kind) in which a remote-buffer entry is stored."""
         self._check_index(index)
         return self._entry_sharding(index)
 
     def commit_store(self, index: int, array: jax.Array) -> None:
-        """Makes an array that already has sharding `store_sharding` the stored entry."""
+        """Makes an array that already has sharding `store_sharding` the value of a stored entry."""
         self._set_entry(index, array)
         self._advance_disk_queue(Store, index)
 
     def _move_to_memory(
         self, array: jax.Array, target_sharding: NamedSharding, copies: bool
     ) -> jax.Array:
-        """Copies an entry's array to a sharding's memory kind, if it differs or if `copies`."""
+        """Copies a buffer entry to a sharding's memory kind, if it differs or if `copies`."""
         if self._needs_transfer and array.sharding.memory_kind != target_sharding.memory_kind:
             return jax.device_put(array, target_sharding)
         return copy_array(array) if copies else array

@@ -67,7 +67,7 @@ class DiskEntries(Protocol):
 
 
 class DiskQueue:
-    """Queue of reads and writes of entries on disk in one folder, shared by a process's programs.
+    """Queue of disk reads and writes of remote-buffer entries; a process's programs share it.
 
     One program runs at a time.
 
@@ -108,7 +108,7 @@ class DiskQueue:
             return cls._by_folder.get(scratch) or cls._by_folder.setdefault(scratch, cls(scratch))
 
     def close(self) -> None:
-        """Releases the folder of entries on disk; the last user removes its files.
+        """Releases the folder of remote-buffer entries on disk; the last user removes its files.
 
         The garbage collector may find that out in a thread of the disk, which cannot wait for
         itself: then another does.
@@ -141,7 +141,7 @@ class DiskQueue:
                 self._drop_read_ahead()
 
     def advance(self, kind: type[Load | Store], buffer: RemoteBuffer, index: Index) -> None:
-        """Records that the run loads or stored an entry, and starts further disk reads."""
+        """Records that the run loads or stored an entry, and starts further disk reads ahead."""
         if buffer not in self._disk_entries:
             return
         at = 0  # loads are done in their order, stores in theirs; loads may be done earlier
@@ -155,7 +155,7 @@ class DiskQueue:
             self._read_ahead()
 
     def _read_event(self) -> bool:
-        """Takes the next load or store of entries on disk from the look-ahead; False if unknown."""
+        """Takes the next upcoming load or store of an entry on disk; False if there is none yet."""
         for event in self._events:
             if event is None:
                 break
@@ -165,7 +165,7 @@ class DiskQueue:
         return False
 
     def pop_read_ahead(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
-        """Removes and returns the read of an entry that was started ahead of its load, if any."""
+        """Removes and returns an entry's disk read that was started ahead of its load, if any."""
         with self.write_done:
             future = self._pending_reads.pop((file, index), None)
             if future is not None:
@@ -202,7 +202,7 @@ class DiskQueue:
         return True
 
     def wait_all(self) -> None:
-        """Waits for all disk writes, and drops entries that were read ahead of their loads."""
+        """Waits for all disk writes, and drops buffer entries that were read ahead of loads."""
         self._drop_read_ahead()
         with self.write_done:
             self.write_done.wait_for(lambda: not self.pending_write_bytes)
@@ -316,7 +316,7 @@ class EntryFile:
         self.disk_queue.pop_read_ahead(self, index)
 
     def load(self, index: int, donates: bool = False) -> tuple[jax.Array, bool] | None:
-        """Returns an entry's array and True if nothing else uses it; None if it was never stored.
+        """Returns a remote-buffer entry and True if nothing else uses it; None if never stored.
 
         Args:
             donates: the array may be donated.

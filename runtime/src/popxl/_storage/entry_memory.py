@@ -65,7 +65,7 @@ class EntryMemory:
         return [of[replica] for replica in sorted(of)]
 
     def byte_views(self, array: jax.Array) -> list[np.ndarray]:
-        """Returns each local replica's shard of an entry as bytes (uint8).
+        """Returns each local replica's shard of a remote-buffer entry as bytes (uint8).
 
         On CPUs the array must outlive them.
         """
@@ -75,7 +75,7 @@ class EntryMemory:
         return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
 
     def allocate(self, donates: bool) -> Allocation:
-        """Returns memory for each local shard of an entry, and a function that makes their array.
+        """Returns memory for each local shard of a remote-buffer entry, and a function to join it.
 
         Args:
             donates: the array may be donated. On CPUs it lies in memory of XLA's own then: a

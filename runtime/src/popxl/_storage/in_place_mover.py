@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BufferStorageProtocol(Protocol):
-    """Methods of `popxl._storage.buffer_storage.BufferStorage` that entry movers call."""
+    """Methods of `popxl._storage.buffer_storage.BufferStorage` that movers of entries call."""
 
     def needs_copy(self, index: Index) -> bool: ...
 

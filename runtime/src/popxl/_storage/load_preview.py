@@ -1,4 +1,4 @@
-"""Text preview of prefetching: which loads of entries are dispatched before which segment runs."""
+"""Text preview of prefetching: the remote-buffer loads dispatched before each segment run."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Put = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 class PrefetchMover:
-    """Loads and stores the entries of one run, with loads prefetched within a byte window.
+    """Loads and stores the remote-buffer entries of one run, loading ahead within a byte window.
 
     The counterpart of `InPlaceMover`.
 
@@ -120,7 +120,7 @@ class PrefetchMover:
 
     # ---- order ----------------------------------------------------------------------------------
     def _advance_executor(self, step: Load | Store | Run) -> bool:
-        """Moves the executor's position to a step; True if the look-ahead is past it already."""
+        """Moves the executor's position to a step; True if prefetching is past it already."""
         if self._events_ahead:
             self._events_ahead -= 1
             return True
@@ -209,7 +209,7 @@ class PrefetchMover:
 
     # ---- stores ---------------------------------------------------------------------------------
     def dispatch_stores(self) -> None:
-        """Dispatches the pending stores of entries in one transfer."""
+        """Dispatches the pending stores of remote-buffer entries in one transfer."""
         if not self._pending_stores:
             return
         pending, self._pending_stores = self._pending_stores, []
@@ -227,7 +227,7 @@ class PrefetchMover:
         self._dispatched_store_bytes -= nbytes
 
     def _release_stored(self) -> None:
-        """Drops the arrays of entries whose store has finished."""
+        """Drops the arrays of remote-buffer entries whose store has finished."""
         while self._dispatched_stores and is_ready(self._dispatched_stores[0][0]):
             self._dispatched_store_bytes -= self._dispatched_stores.popleft()[1]
 

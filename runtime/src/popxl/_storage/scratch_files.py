@@ -290,7 +290,7 @@ class ScratchFile:
         os.close(self._file)
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Writes data to the file's slot (padded block) at an aligned offset; see `slot_bytes`.
+        """Writes data to a slot (padded block) of the file, at an aligned offset; see `slot_bytes`.
 
         Raises:
             DiskError: the disk is full or broken.
@@ -307,7 +307,7 @@ class ScratchFile:
         self._scratch.count_bytes(written=data.size)
 
     def read(self, offset: int, data: np.ndarray) -> None:
-        """Reads the file's slot (padded block) at an aligned offset into `data`.
+        """Reads a slot (padded block) of the file, at an aligned offset, into `data`.
 
         Raises:
             DiskError: the disk is broken, or returns other data than was written.
@@ -316,7 +316,7 @@ class ScratchFile:
             self.run_read_request(offset, data, start)
 
     def run_read_request(self, offset: int, data: np.ndarray, start: int) -> None:
-        """Runs one of the read requests for a slot (padded block); threads can share a slot.
+        """Runs one of the read requests for a slot (padded block); several threads can share it.
 
         Args:
             start: of `request_offsets(data.size)`.

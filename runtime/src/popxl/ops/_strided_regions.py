@@ -24,7 +24,7 @@ Region = tuple[tuple[int, int, int], ...]
 
 
 def with_positive_steps(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Returns a region with positive steps, and the axes to reverse."""
+    """Returns a strided region with positive steps, and the axes to reverse after it is read."""
     reverse = [i for i, (_, _, step) in enumerate(region) if step < 0]
     up = [
         (first + max(count - 1, 0) * step, count, -step) if step < 0 else

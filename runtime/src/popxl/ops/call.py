@@ -25,7 +25,7 @@ def called_output_specs(*specs: TensorSpec, graph: Graph, **_: Any) -> list[Tens
 
 
 def called_regions(op: Op) -> list[Region[Graph]]:
-    """Returns the graphs that a call or repeat op runs, as regions."""
+    """Returns the graphs that a call or repeat op runs, with their input mappings."""
     graph = op.attrs["graph"]
     ins, outs = range(len(graph._inputs)), range(len(graph._outputs))
     carried = tuple((k, k) for k in range(op.attrs.get("carried", 0)))

@@ -192,7 +192,7 @@ class CostWalk:
         sums.bytes_moved[disk] += step.nbytes * on_disk
 
     def _location_fractions(self, step: Load | Store) -> tuple[float, float]:
-        """Returns the fractions of a transfer step's entries that are on the device and on disk."""
+        """Returns the fractions of a step's remote-buffer entries on the device and on disk."""
         buffer = step.buffer
         resident, on_disk = len(buffer.resident_entries), len(buffer.on_disk_entries)
         if buffer.entries in (resident, on_disk) or not (resident or on_disk):
@@ -258,7 +258,7 @@ class TransferCounts:
         return counts_by_step
 
     def location_fractions(self, step: Load | Store) -> tuple[float, float]:
-        """Returns the fractions of a step's executions whose entry is on the device and on disk."""
+        """Returns the fractions of a step's executions with its entry on the device and on disk."""
         count = self.all[step] or 1
         return self.resident[step] / count, self.on_disk[step] / count
 

@@ -83,12 +83,12 @@ def _with_loop_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
 
 
 def _is_steady(loop: Loop) -> bool:
-    """True if no entry index and no branch condition in a loop depends on loop-carried values."""
+    """True if no buffer index and no branch condition in a loop depends on loop-carried values."""
     return _varying_outputs(loop.body.routine, frozenset(i for _, i in loop.carried)) is not None
 
 
 def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
-    """Returns the outputs that depend on given inputs; None if an entry index or condition does.
+    """Returns the outputs that depend on given inputs; None if a buffer index or condition does.
 
     Fetched numbers are taken to be 0.
     """

@@ -40,7 +40,7 @@ _EASE = 0.01  # seconds that one second less of transfers is worth, hidden or no
 
 @dataclass(frozen=True)
 class PlacedKind:
-    """Number, bytes and saved seconds of one kind of entries that are placed on the device.
+    """Number, bytes and saved seconds of one kind of remote-buffer entries on the device.
 
     Attributes:
         label: label of their buffers (`RemoteBuffer.kind`).
@@ -78,7 +78,7 @@ class Placement:
     traced: TracedProgram
 
     def apply(self) -> None:
-        """Sets the entries on the device and the prefetch window in the program."""
+        """Sets the program's device-placed remote-buffer entries and its prefetch window."""
         _apply_placement(self.traced, self.resident, self.timeline.window)
 
     def with_window(self, window: int, rates: Rates) -> Placement:
@@ -114,7 +114,7 @@ class SimulatedHostOnlyRun:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Timeline of the simulated run with all entries in host memory."""
+        """Timeline of the simulated run with all remote-buffer entries in host memory."""
         with self._all_entries_on_host():
             return self._traced.timeline(self._rates, self._window)
 
@@ -222,7 +222,7 @@ class EntryGroup:
         return [entry for row in self._rows[start:end] for entry in row]
 
     def placed_entries(self) -> list[Entry]:
-        """Returns the entries of this group that are placed on the device."""
+        """Returns the group's remote-buffer entries that are placed on the device."""
         return self.entries(0, self.num_placed)
 
     def place_all(self) -> None:
@@ -232,7 +232,7 @@ class EntryGroup:
 def _group_entries(
     traced: TracedProgram, time_estimate: StagedTimeEstimate
 ) -> Iterator[EntryGroup]:
-    """Groups the transferred entries by kind of buffer and by the regions that use it.
+    """Groups remote-buffer entries by kind of buffer and by the labelled regions that use it.
 
     Entries that many layers read are separate groups, and so are small ones, whose time is mostly
     latency.
@@ -252,7 +252,7 @@ def _group_entries(
 
 
 def _regions_transferring_each_buffer(main_routine: Routine) -> dict[RemoteBuffer, set[str]]:
-    """Returns, for each buffer, the labelled regions that transfer its entries."""
+    """Returns, for each remote buffer, the labelled regions that transfer its entries."""
     parts: dict[RemoteBuffer, set[str]] = defaultdict(set)
     for routine, part in routines_by_part(main_routine):
         for step in routine.steps:
@@ -264,7 +264,7 @@ def _regions_transferring_each_buffer(main_routine: Routine) -> dict[RemoteBuffe
 def _savings_by_kind(
     groups: Sequence[EntryGroup], time_estimate: StagedTimeEstimate
 ) -> dict[str, float]:
-    """Returns the seconds that each kind of entries alone would save if placed on the device."""
+    """Returns the seconds that each kind of buffer entries alone would save on the device."""
     before, savings = time_estimate.run_seconds(), {}
     for label in {group.label: None for group in groups}:
         entries = [e for group in groups if group.label == label for e in group.entries()]
@@ -276,7 +276,7 @@ def _savings_by_kind(
 def _place_greedily(
     groups: Sequence[EntryGroup], time_estimate: StagedTimeEstimate, free_bytes: int
 ) -> None:
-    """Places the entries that save most seconds per byte until the free memory is used.
+    """Places the buffer entries that save most seconds per byte until the free memory is used.
 
     The savings of a group change little with one choice. Between rounds they are computed again
     only for the best group (Minoux, "Accelerated greedy algorithms", 1978).
@@ -316,7 +316,7 @@ def _estimated_cost(time_estimate: StagedTimeEstimate) -> float:
 
 
 def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list[PlacedKind]:
-    """Returns the placed kinds of entries by label, those that save most time per byte first."""
+    """Returns the kinds of entries on the device, those that save most time per byte first."""
     of: dict[str, list[EntryGroup]] = defaultdict(list)
     for group in groups:
         of[group.label].append(group)

@@ -74,7 +74,7 @@ class TracedProgram:
         return replace(self, schedule=truncate_loops(self.schedule, max_iterations))
 
     def staged_time_estimate(self, rates: Rates, window: int) -> StagedTimeEstimate:
-        """Returns a stage-wise time estimate of a run with all entries in host memory."""
+        """Returns a stage-wise time estimate of a run with all buffer entries in host memory."""
         return StagedTimeEstimate.from_schedule(self.schedule, self.segment_costs, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:

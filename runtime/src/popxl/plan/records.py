@@ -1,4 +1,4 @@
-"""Records of a plan: costs of regions, kernels, collectives and memory."""
+"""Records of a plan: costs of labelled regions, kernels, collectives and memory."""
 
 from __future__ import annotations
 
@@ -153,10 +153,10 @@ class Plan(MemoryUse):
 
     @property
     def flops(self) -> int:
-        """FLOPs of matmuls and convolutions of all regions."""
+        """FLOPs of matmuls and convolutions in a run, on one replica."""
         return sum(part.flops for part in self.parts)
 
     @property
     def arithmetic(self) -> int:
-        """Other arithmetic operations of all regions."""
+        """Arithmetic operations outside matmuls and convolutions in a run, on one replica."""
         return sum(part.arithmetic for part in self.parts)

@@ -31,7 +31,7 @@ def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | 
 def scratch_file(
     folder: str | os.PathLike[str], count: int, nbytes: int
 ) -> Iterator[tuple[ScratchFile, int]]:
-    """Context with a temporary scratch file for disk measurements; yields it and a slot's bytes.
+    """Context with a temporary scratch file for disk measurements; yields it and its slot size.
 
     `file.write(i * slot, data)` and `file.read(i * slot, data)` are thread-safe.
 

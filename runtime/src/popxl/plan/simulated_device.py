@@ -287,11 +287,11 @@ class SimulatedDevice:
 
     # ---- the disk -------------------------------------------------------------------------------
     def read(self, entry: SimulatedArray) -> None:
-        """Simulates the disk read of an entry, for which the host waits."""
+        """Simulates the disk read of a remote-buffer entry, for which the host waits."""
         self._disk.read(entry)
 
     def write(self, entry: SimulatedArray) -> None:
-        """Simulates the disk write of an entry once it is in host memory."""
+        """Simulates the disk write of a remote-buffer entry once it is in host memory."""
         self._disk.write(entry)
 
     def finish_writes(self) -> None:
@@ -362,7 +362,7 @@ class SimulatedDisk:
         self._start_writes(math.inf)
 
     def read(self, entry: SimulatedArray) -> None:
-        """Simulates a disk read; an entry whose write is pending is still in host memory."""
+        """Simulates the disk read of an entry; until it is written, it is in host memory."""
         device = self._device
         while not fits_window(self._read_ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
             self._can_read_at, nbytes = self._read_ahead.popleft()
@@ -486,7 +486,7 @@ class SimulatedEntries:
 
 
 def _first_replica(index: Index) -> int:
-    """Returns an entry's index on the first replica, which represents all replicas."""
+    """Returns a buffer entry's index on the first replica, which represents all replicas."""
     return index[0] if isinstance(index, tuple) else index
 
 

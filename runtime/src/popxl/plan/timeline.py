@@ -92,7 +92,7 @@ class Timeline:
 
     @property
     def exposed_transfers(self) -> float:
-        """Seconds in which the device waits for transfers of entries."""
+        """Seconds in which the device waits for transfers of remote-buffer entries."""
         return sum(exposed.transfers for exposed in self.exposed.values())
 
     def to_chrome_trace(self) -> dict[str, Any]:
