@@ -1,4 +1,4 @@
-"""Values of configuration fields that neither the user nor a preset set.
+"""Automatic values of configuration fields that neither the user nor a preset set.
 
 Values that the user set stay.
 """
@@ -85,7 +85,7 @@ MIN_GAIN = 0.02
 
 @dataclass(frozen=True)
 class AvailableDevices:
-    """Platform, number and memory of the devices for which automatic settings are chosen.
+    """Platform, number and memory of the devices for which a configuration is completed.
 
     Attributes:
         platform: "cpu", "gpu" or "tpu".
@@ -103,7 +103,7 @@ class AvailableDevices:
 
     @classmethod
     def from_machine(cls, machine: Machine) -> AvailableDevices:
-        """Return the devices of one host of a machine in the hardware table."""
+        """Return the devices of one host of a machine that the hardware table lists."""
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
         target_machine = machine if accelerated else None
@@ -138,7 +138,7 @@ class AvailableDevices:
 
 @dataclass(frozen=True)
 class AutoConfig:
-    """A configuration, some of whose automatic fields still need a value.
+    """A configuration with unset automatic fields, for which values are being chosen.
 
     Attributes:
         devices: the devices of the run.
@@ -154,7 +154,7 @@ class AutoConfig:
 
     @property
     def config(self) -> RunConfig:
-        """The run configuration with all automatic values chosen so far."""
+        """The run configuration with all automatic values that have been chosen so far."""
         return self.settings.config
 
     @property
@@ -163,7 +163,7 @@ class AutoConfig:
         return self.settings.explicit_names
 
     def with_values(self, **fields: Any) -> AutoConfig:
-        """Return a copy with values of automatic fields, by dotted name with `__` for the dots."""
+        """Return a copy with more automatic values, by dotted field name with `__` for the dots."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
         return replace(self, settings=self.settings.with_auto_values(named))
 
@@ -178,7 +178,7 @@ def resolve_auto_fields(
     data_cache: DataCache | None = None,
     programs: VariantCache | None = None,
 ) -> CommandLine:
-    """Choose the unset fields of a command line's configuration, and print the chosen values.
+    """Choose values for the fields that a command line leaves unset, and print them.
 
     With a preset, only an open parallel layout is chosen.
 
@@ -234,7 +234,7 @@ def resolve_auto_fields(
 def _choose_auto_fields(
     choices: AutoConfig, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
 ) -> AutoConfig:
-    """Choose lengths, fine-tuning defaults, batch size and expert groups, in this order."""
+    """Choose lengths, fine-tuning defaults, batch size and expert groups, one after the other."""
     config = choices.config
     sample_format = get_family(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
@@ -260,7 +260,7 @@ def _choose_auto_fields(
 
 
 def _names_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
-    """Return True if the user or a preset names data for the splits."""
+    """Return True if the user or a preset names the data of `splits`."""
     return not splits or bool(
         {"data.dataset", "data.train", *(f"data.{split}" for split in splits)} & set_names
     )
@@ -269,7 +269,7 @@ def _names_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
 def _with_training_lengths(
     choices: AutoConfig, sample_format: SampleFormat, lengths: LengthStats | None
 ) -> AutoConfig:
-    """Set the maximum sequence lengths to those of the data, within `MAX_SAMPLE_TOKENS`."""
+    """Set the maximum sequence lengths to the longest in the data, within `MAX_SAMPLE_TOKENS`."""
     config = choices.config
     limit = min(MAX_SAMPLE_TOKENS, _context_length(config)) * (
         answers_per_example(config) if sample_format.trains_whole_chats else 1
@@ -304,13 +304,13 @@ def _with_answer_lengths(choices: AutoConfig, sample_format: SampleFormat) -> Au
 
 
 def _max_prompt_length(config: RunConfig, limit: int, new_tokens: int) -> int:
-    """Return the largest prompt length with `new_tokens` new tokens in a context of `limit`."""
+    """Return the largest prompt length that leaves `new_tokens` tokens of a context of `limit`."""
     multiple = length_multiple(config)
     return max((limit - new_tokens) // multiple, 1) * multiple
 
 
 def with_generation_lengths(line: CommandLine) -> CommandLine:
-    """Set the maximum lengths for generation with the model of a saved run.
+    """Set the maximum prompt and answer lengths for generation with the model of a saved run.
 
     The run's lengths follow from its training data. For generation a prompt may fill the model's
     context, and answers to a user's data are not truncated earlier.
@@ -339,14 +339,14 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
 
 
 def _context_length(config: RunConfig) -> int:
-    """Return the model's context length or `MAX_SAMPLE_TOKENS`; at most `MAX_CONTEXT`."""
+    """Return the tokens of the model's context or `MAX_SAMPLE_TOKENS`; at most `MAX_CONTEXT`."""
     return min(MAX_CONTEXT, config.model.max_position_embeddings or MAX_SAMPLE_TOKENS)
 
 
 def _finetuning_defaults(
     config: RunConfig, sample_format: SampleFormat, is_plain: bool
 ) -> dict[str, Any]:
-    """Return values usual in fine-tuning, by dotted name, that differ from the fields' defaults.
+    """Return fine-tuning's usual values, by dotted name, of fields with other defaults.
 
     Args:
         is_plain: the data are documents, of which all tokens count in the loss.
@@ -369,7 +369,7 @@ def _finetuning_defaults(
 def _with_batch_size(
     choices: AutoConfig, sample_format: SampleFormat, lengths: LengthStats | None, measured: bool
 ) -> AutoConfig:
-    """Set the global batch size, the micro-batch size and the data parallelism.
+    """Set the samples per global batch and micro-batch, and the data parallelism.
 
     Args:
         lengths: length statistics of the training data; None: not for training.
@@ -399,7 +399,7 @@ def _with_batch_size(
 
 
 def _with_parallel_layout(choices: AutoConfig, name: str, programs: VariantCache) -> AutoConfig:
-    """Set the data and tensor parallelism with the fastest simulated step that fits, and print it.
+    """Set the data and tensor parallelism of the fastest simulated step that fits; print it.
 
     Without simulated steps it is data parallel, as far as the batch divides.
 
@@ -479,7 +479,7 @@ def _with_micro_batch_size(choices: AutoConfig, programs: VariantCache) -> AutoC
 
 
 def _simulated_seconds(config: RunConfig, target_machine: Machine, programs: VariantCache) -> float:
-    """Return the seconds of a simulated training step; infinity if the program does not fit."""
+    """Return a training step's simulated seconds; infinity if the program exceeds memory."""
     micro_batches = config.gradient_accumulation
     execution = replace(
         config.execution, activations="recompute", micro_batches_per_pass=micro_batches
@@ -514,7 +514,7 @@ def _max_data_parallel(choices: AutoConfig, batch: int | None) -> int:
 
 
 def _max_micro_batch_size(choices: AutoConfig, sample_format: SampleFormat, measured: bool) -> int:
-    """Return the micro-batch size that keeps a device busy within a quarter of its memory."""
+    """Return the samples of a micro-batch that busy a device within a quarter of its memory."""
     config, length = choices.config, choices.config.model.sequence_length
     if not measured:
         config = config.with_values(
@@ -528,7 +528,7 @@ def _max_micro_batch_size(choices: AutoConfig, sample_format: SampleFormat, meas
 
 
 def _bytes_per_sample(config: RunConfig, sample_format: SampleFormat) -> float:
-    """Estimate the float32 activation bytes of a sample in a layer's backward pass or the loss."""
+    """Estimate a sample's float32 activation bytes, in a layer's backward pass or the loss."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
     heads = config.tensor_parallel_sizes().get(m.field_path("num_attention_heads"), 1)
@@ -557,7 +557,7 @@ def _format_auto_values(choices: AutoConfig, trains: bool) -> str | None:
 
 
 def _auto_value_texts(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
-    """List groups of automatic fields, each with the text of its values."""
+    """List groups of automatically chosen fields, each with a text that shows their values."""
     e, t, output = c.execution, c.training, get_family(c).sample_format.output_field
     sequence_length = f"sequence_length {c.model.sequence_length}"
     always = [

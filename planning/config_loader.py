@@ -1,4 +1,4 @@
-"""Base configurations of command lines, read from saved runs and Hugging Face models."""
+"""Base configurations of command lines, from saved runs and Hugging Face models."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ OF_ONE_RUN = ("checkpoint", "eval")
 
 
 class RunOrModelLoader:
-    """Loads base configurations from saved runs and Hugging Face models."""
+    """Reads the configuration that a command line starts from: a saved run's or a HF model's."""
 
     def from_load(self, load: str) -> Mapping[str, Any] | None:
-        """Return the configuration of a checkpoint's newest intact step, with its saved tokenizer.
+        """Return the configuration of a checkpoint's last undamaged step, with its saved tokenizer.
 
         Without a checkpoint it returns None.
 
@@ -73,7 +73,7 @@ class RunOrModelLoader:
         return places
 
     def from_save(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
-        """Return the configuration of the newest intact step in the folder of a run to resume."""
+        """Return the configuration of the last undamaged step of the run that `--save` resumes."""
         folder = local_save_dir(save)
         if not plans:
             restore_from_mirror(folder, save if is_object_store_url(save) else mirror)
@@ -81,7 +81,7 @@ class RunOrModelLoader:
         return None if step is None else saved
 
     def from_run(self, load: str) -> Mapping[str, Any] | None:
-        """Return the configuration of a saved run by folder or address; None if there is no run."""
+        """Return a saved run's configuration, by folder or address; None if there is no run."""
         step, saved = self._read_newest(download_if_remote(load))
         if step is None:
             return None
@@ -95,7 +95,7 @@ class RunOrModelLoader:
         )
 
     def _read_newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
-        """Find the newest intact step of a run; returns its folder and configuration."""
+        """Find the last undamaged step of a saved run; returns its folder and configuration."""
         if not has_checkpoint(folder):
             return None, {}
         path = Path(folder)
@@ -142,7 +142,7 @@ class RunOrModelLoader:
         return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})
 
     def new_token_fields(self, settings: LayeredConfig) -> Mapping[str, Any]:
-        """Return the configuration fields for new embedding rows of a Hugging Face model."""
+        """Return the configuration fields that add embedding rows to a Hugging Face model."""
         load = str(settings.config.checkpoint.load)
         if not (may_need_new_rows(settings) and loads_hf_model(settings)):
             return {}
@@ -175,7 +175,7 @@ class RunOrModelLoader:
 
 
 def _unsupported_reason(kind: str) -> str:
-    """Return the reason in a message on a Hugging Face `model_type` that is not supported."""
+    """Return the text that says why a Hugging Face `model_type` is not supported."""
     reason = unsupported_reason(kind)
     return "which is not known" if reason is None else f"{reason}, which is not there"
 
@@ -186,7 +186,7 @@ def _absolute_folder(name: str) -> str:
 
 
 def exported_task(hf_config: JsonObject) -> dict[str, str]:
-    """Return the task fields in the config.json of a model that this program exported; else {}."""
+    """Return the task fields of a config.json that this program exported; {} for other files."""
     here: Any = hf_config.data
     for name in (TASK_PARAMS, TASK_NAME):
         here = here.get(name) if isinstance(here, dict) else None

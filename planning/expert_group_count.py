@@ -1,4 +1,4 @@
-"""The number of groups in which a layer's experts are loaded, so that one group fits a device."""
+"""Number of groups into which a layer's experts are split, so that each group fits a device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MEMORY_SHARE = 1 / 4
 
 
 def active_expert_bytes(config: RunConfig) -> float:
-    """Estimate the device bytes that one group of a layer's experts takes in training."""
+    """Estimate the device bytes that one group of a layer's experts takes while it trains."""
     e = config.execution
     return BYTES_PER_WEIGHT * config.expert_weights() / e.tensor_parallel / e.expert_groups
 
 
 def min_expert_groups(config: RunConfig, memory: float) -> int:
-    """Return the smallest number of expert groups that fit their share of `memory` bytes.
+    """Return the smallest number of expert groups with which a group fits its share of `memory`.
 
     It is 1 for models whose experts cannot be streamed.
     """
@@ -32,7 +32,7 @@ def min_expert_groups(config: RunConfig, memory: float) -> int:
 
 
 def next_expert_group_count(config: RunConfig) -> int | None:
-    """Return the next larger number of expert groups, at least doubled; None at the maximum."""
+    """Return the next number of expert groups to try, at least doubled; None at the maximum."""
     groups = config.execution.expert_groups
     if not config.can_group_experts:
         return None

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _read_fit_line(arguments: list[str]) -> CommandLine:
-    """Parse a command line whose first argument is a model or preset."""
+    """Parse the command line of this script, whose first argument is a model or a preset."""
     if arguments and not arguments[0].startswith("-"):
         arguments = [*_model_options(arguments[0]), *arguments[1:]]
     elif not {"-h", "--help", "--help-all"} & set(arguments):
@@ -132,7 +132,7 @@ def _parse_tokens(text: str) -> float:
 
 # ---- output -------------------------------------------------------------------------------------
 def format_fit(report: PlanReport, tokens: float) -> list[str]:
-    """Format the plan of training on `tokens` tokens as lines of text."""
+    """Format a training plan as lines of text, with the time to train on `tokens` tokens."""
     requirements, c = report.requirements, report.requirements.config
     e = c.execution
     lines = [
@@ -182,7 +182,7 @@ def format_generation(report: PlanReport) -> list[str]:
 
 
 def _format_resident_bytes(placement: popxl.plan.Placement) -> str:
-    """Format the bytes of buffer entries that stay on the device, by the four largest kinds."""
+    """Format the bytes of state that stays on the device: the four largest kinds of state."""
     sums: Counter[str] = Counter()
     for kind in placement.kinds:
         sums[kind.label.removesuffix(" that many layers read")] += kind.nbytes

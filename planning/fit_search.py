@@ -21,7 +21,7 @@ DISK = "DIR"
 def plan_best_training(
     name: str, configs: Sequence[RunConfig], machine: Machine, programs: VariantCache | None = None
 ) -> PlanReport:
-    """Return the plan of the parallel layout that fits and is fastest; the fastest if none fits.
+    """Return the plan of the fastest parallel layout that fits memory; if none fits, the fastest.
 
     `planning.parallel_layouts` lists the layouts.
 
@@ -44,12 +44,12 @@ def plan_best_training(
 
 
 def _sort_key(report: PlanReport) -> tuple[bool, float]:
-    """Return a sort key: plans that fit come first, then faster ones."""
+    """Return a plan's sort key: plans that fit memory come first, then faster ones."""
     return not report.fits, report.expected_seconds
 
 
 def plan_generation(name: str, config: RunConfig, machine: Machine) -> PlanReport:
-    """Return the plan of generation on one device; offloads to disk if host memory is too small.
+    """Return the plan of generation on one device, with weights on disk if host memory is small.
 
     A run answers as many prompts as a training batch has samples.
     """

@@ -24,7 +24,7 @@ def build_generation_program(
     shared_bytes: int | None = None,
     token_by_token: bool = False,
 ) -> GenerationProgram:
-    """Build the resident or streamed generation program, by `generation.weights` or by what fits.
+    """Build the resident or the streamed program, by `generation.weights` or by free memory.
 
     Args:
         config: needs `model.eval`.

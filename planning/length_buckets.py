@@ -1,4 +1,4 @@
-"""Times of the programs for shorter samples, placed as the program of the longest is."""
+"""Simulated times of the programs for samples that are shorter than the maximum length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planning.roofline import resource_times
 
 
 def simulate_buckets(requirements: Requirements, machine: Machine) -> dict[int, float]:
-    """Returns the seconds of a run by length of the shorter buckets (`data.length_buckets`).
+    """Returns the simulated seconds of a run for each shorter sample length.
 
     They are simulated as that of the longest is; its memory is that of the run.
     """

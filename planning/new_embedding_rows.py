@@ -21,7 +21,7 @@ ADDED = "model.add_tokens"
 
 
 def choose_new_rows(settings: LayeredConfig, model_rows: int) -> dict[str, Any]:
-    """Return the configuration fields for new embedding rows, by dotted name, and print the rows.
+    """Return the configuration fields, by dotted name, that add embedding rows; print the rows.
 
     New are the tokens of `model.add_tokens`, those of another tokenizer, and further rows of the
     configured vocabulary size.

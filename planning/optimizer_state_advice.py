@@ -1,4 +1,4 @@
-"""Advice on 8-bit AdamW state in a plan, if it is faster or if only it fits memory."""
+"""Advice to keep AdamW state in 8 bits: it makes the step faster, or only it fits memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIN_SHARE = 0.1
 
 
 def with_state_advice(report: PlanReport, programs: VariantCache) -> PlanReport:
-    """Return a copy of a plan with advice on 8-bit optimizer state, if it is faster or alone fits.
+    """Return a copy of a plan; advises 8-bit optimizer state if that is faster or needed to fit.
 
     Only a few variants of the program are simulated: the best one can be faster still.
     """
@@ -54,7 +54,7 @@ def with_state_advice(report: PlanReport, programs: VariantCache) -> PlanReport:
 
 
 def _candidate_variants(best: PlacementTrial, report: PlanReport) -> Iterator[ProgramVariant]:
-    """Iterate over variants to simulate: the plan's, and those that save all activations.
+    """Iterate over program variants to simulate: the plan's, and those that save activations.
 
     Saved activations use the device memory that the 8-bit state frees.
     """

@@ -20,7 +20,7 @@ other activations between layers can save."""
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """A configuration with fixed data and tensor parallelism, and its first simulated step.
+    """A configuration with given data and tensor parallelism, and the seconds of its step.
 
     Attributes:
         seconds: simulated time of a step in one pass that recomputes activations; on a CPU, its
@@ -33,12 +33,12 @@ class ParallelLayout:
     fits: bool
 
     def may_take_less_than(self, seconds: float) -> bool:
-        """Return True if the layout's fastest program can take less than `seconds` a step."""
+        """Return True if the layout's fastest program can take less than `seconds` per step."""
         return (1 - MAX_SPEEDUP) * self.seconds < seconds
 
 
 def list_layouts(config: RunConfig, devices: int, micro: int | None = None) -> Sequence[RunConfig]:
-    """Return the layouts on `devices` devices that batch size and model sizes allow.
+    """Return the layouts on `devices` devices that are possible with the batch and model sizes.
 
     If there is none, the layouts are those of the next smaller number of devices.
 
@@ -67,7 +67,7 @@ def _list_for_devices(config: RunConfig, devices: int, micro: int | None) -> Ite
 def select_promising_layouts(
     configs: Sequence[RunConfig], machine: Machine, programs: VariantCache
 ) -> list[ParallelLayout]:
-    """Return the layouts that can be the fastest, judged by one simulated step of each.
+    """Return the layouts that can be the fastest, by one simulated training step of each.
 
     Layouts whose lower bound is too long are not simulated.
     """
@@ -84,7 +84,7 @@ def select_promising_layouts(
 def _step_lower_bound(
     config: RunConfig, machine: Machine, programs: VariantCache
 ) -> ParallelLayout:
-    """Return a layout with a lower bound on its step time: the seconds of its slowest resource."""
+    """Return a layout with a lower bound on its training step's seconds: the slowest resource."""
     _, traced = programs.variants(config, machine.target).get_program()
     rates = machine.achieved_rates(config.model.precision, config.num_replicas)
     return ParallelLayout(
@@ -95,7 +95,7 @@ def _step_lower_bound(
 def _simulate_layout(
     layout: ParallelLayout, machine: Machine, programs: VariantCache
 ) -> ParallelLayout:
-    """Return a layout with the time of its simulated step."""
+    """Return a layout with the seconds of its training step, simulated."""
     if machine.platform == "cpu" or not plans_placement(layout.config):
         return layout
     first = run_trial(programs.variants(layout.config, machine.target), layout.config, machine)

@@ -45,14 +45,14 @@ _PASS_GAIN = 0.05  # fraction of the time: several passes save less than simulat
 
 @dataclass(frozen=True)
 class PlacementResult:
-    """The fastest trial that fits memory, and all trials of a placement search."""
+    """Result of a placement search: the fastest trial that fits memory, and all trials."""
 
     best: PlacementTrial
     tried: Sequence[PlacementTrial]
 
 
 def plans_placement(config: RunConfig) -> bool:
-    """Return True if the planner decides which buffer entries stay on the device."""
+    """Return True if the planner chooses the remote-buffer entries that stay on the device."""
     execution = config.execution
     return execution.placement == "auto" and not execution.resident_layers
 
@@ -64,7 +64,7 @@ def search_placement(
     memory: float | None = None,
     host: float | None = None,
 ) -> PlacementResult:
-    """Choose the fastest variant of a training program for a machine, and place its buffer entries.
+    """Choose a training program's fastest variant for a machine, and place its variables.
 
     With `execution.micro_batches_per_pass` auto, it tries one pass of all micro-batches, then one
     micro-batch per pass, and twice as many as long as that is faster, up to a number that saves all
@@ -97,7 +97,7 @@ def run_trial(
     target_machine: Machine,
     variant: ProgramVariant | None = None,
 ) -> PlacementTrial:
-    """Simulate a variant of a training program on a machine.
+    """Simulate a run of one variant of a training program on a machine.
 
     The default is the first variant of `search_placement`: one pass of all micro-batches, or the
     configured number, with all activations recomputed.
@@ -109,7 +109,7 @@ def run_trial(
 def _resolve_auto_options(
     search: PlacementSearch, config: RunConfig, best: PlacementTrial
 ) -> PlacementTrial:
-    """Simulate other values of execution options that are "auto", and return the best trial.
+    """Return the best trial, after trials of other values of execution options that are "auto".
 
     These are full activations between layers, if faster, and chunks of the queries if a single
     sample does not fit without: fewer samples are faster than chunks.
@@ -128,7 +128,7 @@ def _resolve_auto_options(
 
 
 def _with_host_changes(trial: PlacementTrial, **fields: Any) -> ProgramVariant:
-    """Return a trial's variant with other values of `execution` fields."""
+    """Return a trial's program variant with other values of `execution` fields."""
     return replace(trial.variant, changes=(*trial.variant.changes, *fields.items()))
 
 
@@ -159,7 +159,7 @@ def _candidate_micro_batches_per_pass(config: RunConfig) -> tuple[list[int], int
 
 
 class PlacementSearch:
-    """Simulates variants of a program and places their buffer entries; results are cached.
+    """Simulates program variants with their remote-buffer entries placed; caches the results.
 
     Args:
         memory: bytes of a device.
@@ -194,7 +194,7 @@ class PlacementSearch:
         return cls(variants, rates, config, memory or machine.usable_bytes, host)
 
     def find_best_remat(self, per_pass: int) -> PlacementTrial:
-        """Return the trial with the fastest set of saved activations, at `per_pass` micro-batches.
+        """Return the fastest trial over sets of saved activations, at `per_pass` micro-batches.
 
         With `execution.activations` auto it searches the layers that save their activations.
         """
@@ -207,13 +207,13 @@ class PlacementSearch:
     def _fastest_policy(
         self, best: PlacementTrial, policies: Sequence[RematPolicy]
     ) -> PlacementTrial:
-        """Return the fastest trial with one of the remat policies; `best` if none is faster."""
+        """Return the fastest trial over these choices of saved layers; `best` if none is faster."""
         return self.find_fastest(best, [replace(best.variant, saved_layers=p) for p in policies])
 
     def find_fastest(
         self, best: PlacementTrial, variants: Sequence[ProgramVariant]
     ) -> PlacementTrial:
-        """Return the fastest trial of the variants; `best` if none is faster."""
+        """Return the fastest trial of these program variants; `best` if none is faster."""
         trials = [
             self.simulate_variant(variant) for variant in variants if self.may_fit_device(variant)
         ]
@@ -229,7 +229,7 @@ class PlacementSearch:
         return self._known[variant]
 
     def _simulate(self, variant: ProgramVariant) -> PlacementTrial:
-        """Place the buffer entries of a variant and simulate a run."""
+        """Place the remote-buffer entries of a program variant, and simulate a run."""
         program, traced = self._program_and_trace(variant)
         several = variant.per_pass < self._config.gradient_accumulation
         window = traced.default_prefetch_window // 2 if several else None
@@ -243,7 +243,7 @@ class PlacementSearch:
         return best
 
     def _memory_may_help(self, trial: PlacementTrial) -> bool:
-        """Return True if with more device memory a trial could become the fastest."""
+        """Return True if a trial could become the fastest with more memory for its entries."""
         if not trial.fits:
             return True
         if trial.waits <= HIDDEN * trial.seconds:
@@ -252,7 +252,7 @@ class PlacementSearch:
         return trial.seconds - trial.waits < fastest
 
     def _halve_window(self, trial: PlacementTrial) -> dict[str, Any]:
-        """Place a trial's buffer entries with half the prefetch window; returns the changed fields.
+        """Place a trial's entries again, with half the prefetch window; returns changed fields.
 
         Of several passes only one moves state, so most of the window is idle.
         """
@@ -263,7 +263,7 @@ class PlacementSearch:
         return {"placement": placement, "fits": fits}
 
     def fill_device_memory(self, best: PlacementTrial) -> PlacementTrial:
-        """Keep more buffer entries on the device while the step becomes faster and fits.
+        """Keep more remote-buffer entries on the device while that is faster and fits.
 
         Entries that stay are not transferred, so a run takes less other memory than with all
         entries in host memory.
@@ -275,7 +275,7 @@ class PlacementSearch:
         return best
 
     def _fill_device_memory_once(self, best: PlacementTrial) -> PlacementTrial:
-        """Place the buffer entries again with the device memory that the last trial left free."""
+        """Place entries again, in the device memory that the last trial left free."""
         before = best.placement
         if all(kind.entries == kind.of for kind in before.kinds):
             return replace(best, is_filled=True)
@@ -315,7 +315,7 @@ class PlacementSearch:
         other_bytes: int | None = None,
         all_host: popxl.plan.SimulatedHostOnlyRun | None = None,
     ) -> tuple[popxl.plan.Placement, bool]:
-        """Choose the buffer entries to keep on the device; also returns if the program then fits.
+        """Choose the remote-buffer entries that stay on the device; returns also if that fits.
 
         Arguments as for `popxl.plan.place_entries`. A placement changes the other memory that a run
         takes, so it is repeated until that is known.
@@ -337,7 +337,7 @@ class PlacementSearch:
     def _program_and_trace(
         self, variant: ProgramVariant
     ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
-        """Return the program and trace of a variant whose `saved_layers` names layer types."""
+        """Return the program and trace of a variant whose `saved_layers` are by layer type."""
         recomputing = replace(variant, saved_layers=RECOMPUTE_ALL)
         if not variant.saved_layers:
             return self._variants.get_program(recomputing)
@@ -346,7 +346,7 @@ class PlacementSearch:
         return self._variants.get_program(replace(variant, saved_layers=frozenset(saved)))
 
     def may_fit_device(self, variant: ProgramVariant) -> bool:
-        """Return True if the buffer entries of a variant fit device and host memory together."""
+        """Return True if the remote-buffer entries of a variant fit device plus host memory."""
         return self._may_traced_fit_device(self._program_and_trace(variant)[1])
 
     def _may_traced_fit_device(self, traced: popxl.plan.TracedProgram) -> bool:
@@ -355,27 +355,27 @@ class PlacementSearch:
     def _fits_device(
         self, traced: popxl.plan.TracedProgram, placement: popxl.plan.Placement
     ) -> tuple[bool, bool]:
-        """Return True if a placement fits the device; and True if it fits the host."""
+        """Return two truth values: if a placement fits the device's memory, and the host's."""
         stored = traced.permanent_storage()
         on_device = stored.on_device + placement.timeline.extent
         return on_device <= (1 - popxl.plan.MARGIN) * self._memory, stored.remote <= self._host
 
 
 def may_fit(variants: ProgramVariants, config: RunConfig, target_machine: Machine) -> bool:
-    """Return True if the buffer entries of a program fit device and host memory together."""
+    """Return True if the remote-buffer entries of a program fit device plus host memory."""
     return _entry_bytes(
         variants.get_program()[1]
     ) <= target_machine.usable_bytes + _host_bytes_per_process(config, target_machine)
 
 
 def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:
-    """Return the bytes of all entries of a program's remote buffers."""
+    """Return the bytes of all remote-buffer entries of a program, wherever they are."""
     stored = traced.permanent_storage()
     return stored.remote + stored.resident + stored.disk
 
 
 def _host_bytes_per_process(config: RunConfig, target_machine: Machine) -> float:
-    """Return the host memory in bytes that is available to each replica."""
+    """Return the host memory in bytes that is available to each replica's process."""
     return target_machine.host_memory / min(
         config.num_replicas, target_machine.devices or config.num_replicas
     )
@@ -410,7 +410,7 @@ def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
 
 
 def format_placement(trial: PlacementTrial) -> str:
-    """Format the buffer entries kept on the device, and the seconds that this should save."""
+    """Format the bytes that stay on the device, and the seconds that this should save per step."""
     placement = trial.placement
     resident = ", ".join(
         f"{kind.nbytes / 1e9:.1f} GB of {kind.label}"

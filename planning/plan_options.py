@@ -102,7 +102,7 @@ def wants_plan(options: argparse.Namespace) -> bool:
 def show_plan(
     line: CommandLine, requirements_fn: RequirementsFn, programs: VariantCache | None = None
 ) -> bool:
-    """Print and write the plan if the command line asks for one; returns True if it did.
+    """Print and write a plan if the command line asks for one; returns True if it does.
 
     Args:
         programs: cache of traced programs.

@@ -1,4 +1,4 @@
-"""Variants of a training program with equal results, and their simulated runs on a machine."""
+"""Variants of a training program (same results, other time and memory), and their trials."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAVE_ALL: RematPolicy = frozenset({(ALL, 1.0)})
 
 @dataclass(frozen=True)
 class ProgramVariant:
-    """Options of a training program that change its time and memory but not its results.
+    """Options of a training program that change its time and memory, but not its results.
 
     Attributes:
         per_pass: micro-batches per pass (`execution.micro_batches_per_pass`).
@@ -54,7 +54,7 @@ Build = Callable[[ProgramVariant], TrainingProgram]
 
 
 class ProgramVariants:
-    """Cache of the programs of a configuration's variants, each built and traced once.
+    """Cache of the programs of one configuration, by variant; each is built and traced once.
 
     Args:
         first: the variant without a plan.
@@ -78,11 +78,11 @@ class ProgramVariants:
         return self._built[variant]
 
     def variant_of(self, traced: popxl.plan.TracedProgram) -> ProgramVariant:
-        """Return the variant of a trace that `get_program` returned."""
+        """Return the program variant of a trace that `get_program` returned."""
         return next(variant for variant, (_, t) in self._built.items() if t is traced)
 
     def trials(self, machine: Any) -> dict[ProgramVariant, PlacementTrial]:
-        """Return the mutable trials on a machine, by variant; `saved_layers` names layer types.
+        """Return the dict of trials on a machine, by variant with layer types, to be extended.
 
         For another machine they are empty again.
         """
@@ -92,7 +92,7 @@ class ProgramVariants:
 
 
 class VariantCache:
-    """Cache of `ProgramVariants` of several configurations."""
+    """Cache of the `ProgramVariants` of several configurations, for layouts and batch sizes."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[RunConfig, str, ProgramVariants]] = []
@@ -123,7 +123,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
 
 
 def default_variant(config: RunConfig) -> ProgramVariant:
-    """Return the variant that a configuration has if nothing is planned.
+    """Return the program variant that runs if the configuration is not planned.
 
     A single CPU device shares the host's memory, so passes do not load weights: a pass takes one
     micro-batch and saves its activations. Weights on disk and quantized ones are loaded for each
@@ -138,7 +138,7 @@ def default_variant(config: RunConfig) -> ProgramVariant:
 
 
 def with_target_device(config: RunConfig, target: str) -> RunConfig:
-    """Replace the device "auto" of a configuration by that of a hardware target.
+    """Replace the device "auto" of a configuration by the platform of a hardware target.
 
     The target need not be the local machine.
     """
@@ -151,7 +151,7 @@ def with_target_device(config: RunConfig, target: str) -> RunConfig:
 
 @dataclass(frozen=True)
 class PlacementTrial:
-    """A simulated run of a variant of a training program on a machine, with its placement.
+    """A simulated run of one program variant on a machine: its placement and its timeline.
 
     Attributes:
         variant: its `saved_layers` names layer types.
@@ -185,14 +185,14 @@ class PlacementTrial:
         return sum(exposed.transfers for exposed in self.placement.timeline.exposed.values())
 
     def is_faster_than(self, other: PlacementTrial, gain: float = MIN_GAIN) -> bool:
-        """Return True if only this trial fits, or if it is faster by the fraction `gain`."""
+        """Return True if only this trial fits memory, or if it is faster by the fraction `gain`."""
         if self.fits != other.fits:
             return self.fits
         return self.seconds < (1 - gain) * other.seconds
 
     @property
     def title(self) -> str:
-        """Text that names the micro-batches per pass and the layers that save activations."""
+        """Text that names the variant: micro-batches per pass, and layers that save activations."""
         types = [
             name if share == 1 else f"{share:.0%} of {name}"
             for name, share in self.variant.saved_layers
@@ -205,7 +205,7 @@ class PlacementTrial:
 def layer_types_worth_saving(
     program: TrainingProgram, traced: popxl.plan.TracedProgram
 ) -> list[str]:
-    """Return the layer types whose forward pass has a significant share of the FLOPs."""
+    """Return the layer types whose forward pass has a large enough share of the FLOPs."""
     flops: Counter[str] = Counter()
     kinds: Mapping[str, str] = {
         n: kind for kind, names in program.phases_by_type.items() for n in names

@@ -1,4 +1,4 @@
-"""Search of the layers that save activations for the backward pass; the rest recompute them.
+"""Search of the layers whose activations are saved for the backward pass, not recomputed.
 
 All layers save them if that fits and is not slower. Else layer types save them one after the other,
 first the one that saves most time; then only some layers of a type, if that is better: saved

@@ -1,4 +1,4 @@
-"""The report of a plan on a machine: table rows by phase, totals, and advice."""
+"""The report of a plan on a machine: times by phase, memory and advice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REST = "the rest"
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """Times and traffic of one phase in one direction (forward, backward or update) on one device.
+    """Times and traffic of one phase in one direction (forward, backward, update) on a device.
 
     Attributes:
         phase, direction: from the label `phase/direction`; direction "" without one.
@@ -40,7 +40,7 @@ class PhaseRow:
 
 @dataclass(frozen=True)
 class LargerBatchAdvice:
-    """Advice: a larger batch size that keeps the devices busy.
+    """Advice in a plan: a larger batch size, with which the devices are busy.
 
     Attributes:
         samples: samples of a step.
@@ -53,7 +53,7 @@ class LargerBatchAdvice:
 
 @dataclass(frozen=True)
 class FasterStateAdvice:
-    """Advice: an optimizer state with which a step is faster, or which alone fits memory.
+    """Advice in a plan: an optimizer state format that is faster, or that alone fits memory.
 
     Attributes:
         state: value of `training.optimizer.state`.
@@ -92,12 +92,12 @@ class PlanReport:
 
     @property
     def plan(self) -> popxl.plan.Plan:
-        """Costs and memory of the traced program."""
+        """Costs and memory of the program, from its trace."""
         return self.requirements.plan
 
     @property
     def hosts(self) -> int:
-        """Number of hosts."""
+        """Number of hosts that the program's devices belong to."""
         return self.machine.hosts(self.plan.replicas)
 
     @property
@@ -150,7 +150,7 @@ class PlanReport:
 
     @property
     def expected_seconds(self) -> float:
-        """Seconds of a run, simulated if there is a timeline; else the bound at achieved rates."""
+        """Seconds of a run of the program: simulated, or else the bound at achieved rates."""
         if self.timeline is not None:
             return self.timeline.seconds
         return sum(resource_times(row.part, self.achieved).seconds for row in self.rows)
@@ -167,12 +167,12 @@ class PlanReport:
 
     @property
     def utilisation(self) -> float:
-        """Fraction of the lower bound on time in which the matrix units work at their peak."""
+        """Fraction of the lower bound on time in which matrix units work at their peak rate."""
         return self._utilisation(self.seconds)
 
     @property
     def simulated_utilisation(self) -> float | None:
-        """Fraction of the simulated run in which the matrix units work at their peak."""
+        """Fraction of the simulated run in which matrix units work at their peak rate."""
         return None if self.timeline is None else self._utilisation(self.timeline.seconds)
 
     def _utilisation(self, seconds: float) -> float:
@@ -227,7 +227,7 @@ class PlanReport:
 
 
 def make_report(preset: str, requirements: Requirements, machine: Machine) -> PlanReport:
-    """Plan a program on a machine and return its report.
+    """Plan a program on a machine, and return the plan's report.
 
     Generation with `generation.weights` auto is planned with streamed weights if resident ones do
     not fit, as it runs (`planning.generation_placement`).

@@ -22,7 +22,7 @@ _REST = {
 
 @dataclass(frozen=True)
 class TableUnits:
-    """Units of the numbers of a table, such as GB and ms, each with its factor."""
+    """Units of the columns in a plan's table, such as GB and ms, each with its factor."""
 
     flops: tuple[str, float]
     bytes: tuple[str, float]
@@ -43,7 +43,7 @@ def format_report(report: PlanReport) -> str:
 
 
 def _total_lines(report: PlanReport) -> list[str]:
-    """Return the lines above the table: time, memory and advice."""
+    """Return the lines above the table of phases: time, memory and advice."""
     requirements, plan = report.requirements, report.plan
     c = requirements.config
     e = c.execution
@@ -95,7 +95,7 @@ def _total_lines(report: PlanReport) -> list[str]:
 
 
 def _format_state(report: PlanReport) -> str:
-    """Format the bytes of training state per parameter."""
+    """Format the bytes of training state (weights, optimizer state) per model parameter."""
     requirements, c = report.requirements, report.requirements.config
     resident = c.master_weight_slot
     master = "" if resident is None else f", {resident.name} {resident.itemsize}"
@@ -180,7 +180,7 @@ def format_state_advice(report: PlanReport) -> str | None:
 
 
 def _memory_option_lines(report: PlanReport) -> list[str]:
-    """Return a line on the extra time of options that only save memory."""
+    """Return a line on the time that options cost which only save memory."""
     if report.without_memory_options is None or report.requirements.placement_result is None:
         return []
     given, best = report.requirements.config.execution, report.requirements.placement_result.best
@@ -195,7 +195,7 @@ def _memory_option_lines(report: PlanReport) -> list[str]:
 
 
 def _placement_lines(report: PlanReport) -> list[str]:
-    """Return lines on the buffer entries that the plan keeps on the device."""
+    """Return lines on the remote-buffer entries that stay on the device."""
     placement = report.requirements.placement
     if placement is None:
         return []
@@ -215,7 +215,7 @@ def _placement_lines(report: PlanReport) -> list[str]:
 
 
 def _pass_lines(report: PlanReport) -> list[str]:
-    """Return a line on micro-batches per pass and saved activations, and lines on all trials."""
+    """Return lines on micro-batches per pass, saved activations, and all trials."""
     result = report.requirements.placement_result
     if result is None or len(result.tried) < 2:
         return []
@@ -245,7 +245,7 @@ def _simulated_lines(report: PlanReport) -> list[str]:
 
 
 def _bucket_lines(report: PlanReport) -> list[str]:
-    """Return a line on the runs with samples of shorter buckets."""
+    """Return a line on simulated runs with shorter samples (`data.length_buckets`)."""
     if not report.bucket_seconds:
         return []
     longest = report.requirements.config.model.sequence_length
@@ -293,7 +293,7 @@ def _table_row(row: PhaseRow, report: PlanReport, units: TableUnits) -> tuple[st
 
 
 def _legend_lines(report: PlanReport) -> list[str]:
-    """Return lines that explain the columns, and the rows that are not phases."""
+    """Return lines that explain the table's columns, and its rows that are no phases."""
     names = {row.phase for row in report.rows}
     lines = [_LEGEND]
     if "inputs" in names:
@@ -347,11 +347,11 @@ def format_devices(report: PlanReport) -> str:
 
 
 def format_two_digits(number: float) -> str:
-    """Format a number with two significant digits: 1,200, 34, 5.6."""
+    """Format a number to two significant digits, as 1,200, 34 or 5.6."""
     rounded = float(f"{number:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
 
 
 def format_bytes(count: float) -> str:
-    """Format bytes: 1.50 GB, 20.3 MB."""
+    """Format a number of bytes in decimal units, as 1.50 GB or 20.3 MB."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

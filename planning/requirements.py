@@ -52,7 +52,7 @@ class Requirements:
 
     @property
     def placement(self) -> popxl.plan.Placement | None:
-        """Placement that the plan chose; None without a plan."""
+        """Placement of remote-buffer entries that the plan chose; None without a plan."""
         return None if self.placement_result is None else self.placement_result.best.placement
 
     @property
@@ -62,7 +62,7 @@ class Requirements:
 
 
 def plan_on_machine(requirements: Requirements, machine: Machine) -> Requirements:
-    """Plan a program on a machine: place its buffer entries, and offload to disk if configured."""
+    """Plan a program on a machine: choose the entries that stay on the device, or go to disk."""
     config, has_device_memory = requirements.config, machine.platform != "cpu"
     if requirements.variants is not None and has_device_memory and plans_placement(config):
         result = search_placement(requirements.variants, config, machine)
@@ -167,7 +167,7 @@ def tokens_per_sample(config: RunConfig) -> int:
 
 
 def _parameter_count(weight_map: WeightMap) -> int:
-    """Return the number of parameters of a model."""
+    """Return the number of parameters in a weight map."""
     return sum(math.prod(weight.shape) for weight in weight_map.weights)
 
 

@@ -1,4 +1,4 @@
-"""Roofline model of a program region: the seconds of each resource, and the slowest one.
+"""Roofline model of a program's region: the seconds that each resource takes at its rate.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009: each
 resource alone gives a lower bound on the time, and with everything else hidden behind the slowest
@@ -14,7 +14,7 @@ import popxl
 
 @dataclass(frozen=True)
 class ResourceTimes:
-    """Seconds that a program region needs of each resource.
+    """Seconds that a program's region takes of each resource, from compute to disk.
 
     Attributes:
         compute: matrix products and convolutions at the peak rate of the operands' type.
@@ -32,17 +32,17 @@ class ResourceTimes:
 
     @property
     def bottleneck(self) -> str:
-        """Name of the slowest resource."""
+        """Name of the resource that takes the most seconds."""
         return max(vars(self), key=vars(self).__getitem__)
 
     @property
     def seconds(self) -> float:
-        """Seconds of the slowest resource: the roofline bound."""
+        """Seconds of the slowest resource, the roofline's lower bound on time."""
         return max(vars(self).values())
 
 
 def resource_times(region: popxl.plan.RegionCost, rates: popxl.plan.Rates) -> ResourceTimes:
-    """Compute the seconds that a program region needs of each resource of a device."""
+    """Compute the seconds that a program's region takes of each resource of a device."""
     return ResourceTimes(
         compute=rates.matmul_seconds(region.flops, region.float8_flops),
         memory=region.device_traffic / rates.bandwidth,

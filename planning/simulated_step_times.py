@@ -84,7 +84,7 @@ def simulate_step(preset: str, machine_name: str, host: float | None = None) -> 
 
 
 def step_table_row(case: StepCase) -> str:
-    """Format a row of the step time table from a simulated step."""
+    """Format a row of the table of step times, from a simulated training step."""
     report = simulate_step(*case)
     timeline = report.timeline
     assert timeline is not None, "the machine has device memory"

@@ -1,4 +1,4 @@
-"""Auxiliary metrics of a batch, summed without duplicates over processes."""
+"""Metrics of a batch besides its loss, each sample counted once over all processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUMS = "sums"  # among the arrays of a batch
 def compute_metric_sums(
     objective: Objective, sharding: BatchSharding, sums: np.ndarray, batch: Batch
 ) -> MetricSums:
-    """Compute the metric sums of those samples that no earlier process has.
+    """Compute metric sums of this process's samples, without those an earlier process also has.
 
     Args:
         sums: loss statistics of all processes' samples, in the order of a global batch.

@@ -65,7 +65,7 @@ class GenerationSession(ModelSession):
 
     @property
     def samples_per_run(self) -> int:
-        """Samples per program run; several prompts can share a sample."""
+        """Samples per run of the program; a sample can contain several packed prompts."""
         execution, batches = self.config.execution, self.program.ir.num_host_transfers
         return batches * execution.data_parallel * execution.micro_batch_size
 
@@ -109,7 +109,7 @@ class GenerationSession(ModelSession):
         return tokens
 
     def stream(self, input_ids: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
-        """Generate for one prompt; yields all tokens so far after each new token.
+        """Generate for one prompt; yields the list of all tokens so far, after each new one.
 
         Args:
             input_ids, mask: as for `generate`, (1, sequence_length).
@@ -138,7 +138,7 @@ class GenerationSession(ModelSession):
     def _run_prompts(
         self, prompt_indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> np.ndarray:
-        """Run the program on samples, int (samples, length) -> int32 (prompts, output length).
+        """Run the program on one batch: int (samples, length) -> int32 (prompts, output length).
 
         Args:
             prompt_indices: index of each prompt of this process's replicas, or `EMPTY_SLOT`.
@@ -150,7 +150,7 @@ class GenerationSession(ModelSession):
     def _make_run_inputs(
         self, prompt_indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
-        """Input arrays of a run by stream; arguments as for `_run_prompts`."""
+        """Input arrays of one program run, by stream; arguments as for `_run_prompts`."""
         program, to_replicas = self.program, self._sharding.distribute_to_replicas
         inputs = {program.input_ids: to_replicas(input_ids), program.mask: to_replicas(mask)}
         arrays = self._strategy.input_arrays(prompt_indices, program.tokens.shape[1])
@@ -159,7 +159,7 @@ class GenerationSession(ModelSession):
         return inputs
 
     def _reorder_from_replicas(self, tokens: np.ndarray) -> np.ndarray:
-        """Reorder tokens from replica order to sample order, without duplicates."""
+        """Reorder tokens from replicas to samples; each tensor-parallel group counts once."""
         copies = tokens[:, :: self.config.execution.tensor_parallel]
         return copies.reshape(-1, *self.program.tokens.shape[1:])
 

@@ -1,4 +1,4 @@
-"""The programs of a session, one for each length that encoder samples are padded to."""
+"""The programs of one session, one for each length to which encoder samples are padded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ProgramT = TypeVar("ProgramT", bound=_Program)
 
 
 class LengthProgram(NamedTuple, Generic[ProgramT]):
-    """A program, and how it is run.
+    """A compiled program for encoder samples of one padded length, and the function that runs it.
 
     Attributes:
         length: tokens of an encoder sample.
@@ -39,7 +39,7 @@ class LengthProgram(NamedTuple, Generic[ProgramT]):
     run: Callable[[Any], dict[popxl.DeviceToHostStream, np.ndarray]]
 
     def crop(self, samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Removes padding columns that the program's inputs do not have: arrays [n, length]."""
+        """Drops padding columns beyond the program's length from arrays (n, length)."""
         streams = self.program.inputs
         return {
             name: x if x.ndim < 2 else x[:, : streams[name].shape[1]]

@@ -23,7 +23,7 @@ from sessions.session import ModelSession
 
 @dataclass(frozen=True)
 class LossResult:
-    """Summed loss and metrics of samples.
+    """Sums of loss and metrics over samples, and the token count that divides them.
 
     Attributes:
         total: sum over all samples.
@@ -105,7 +105,7 @@ class LossSession(ModelSession):
     def loss_stats(
         self, samples: Samples, first_sample: int = 0
     ) -> Iterator[tuple[slice, np.ndarray]]:
-        """Compute loss statistics of all samples, one batch at a time.
+        """Compute the loss statistics of all samples, one batch per program run.
 
         Args:
             first_sample: index of the first sample.
@@ -120,7 +120,7 @@ class LossSession(ModelSession):
             yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
 
     def _batches(self, samples: Samples, order: np.ndarray) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield batches: the sample indices, in `order`, and this process's samples."""
+        """Yield per batch the indices of its samples, in `order`, and this process's samples."""
         size = self.config.training.global_batch_size
         local = self._sharding.local_sample_indices(size)
         for start in range(0, len(order), size):
@@ -129,7 +129,7 @@ class LossSession(ModelSession):
             yield indices, self.objective.keep_real_samples(batch, local < len(indices))
 
     def _run_batch(self, batch: Batch) -> tuple[float, np.ndarray | None]:
-        """Run one batch; returns its loss and the loss statistics of all processes' samples."""
+        """Run the program on a batch; returns its loss and all processes' loss statistics."""
         c, chosen = self.config, self._programs.for_batches([batch])
         program = chosen.program
         arrays = chosen.crop(self._family.sample_format.to_program_inputs(batch))

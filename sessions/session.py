@@ -27,7 +27,7 @@ from terminal.screen import say
 
 
 class ModelSession:
-    """A compiled program of a model, as a context manager.
+    """A compiled program of a configured model with its state, as a context manager.
 
     Entering it copies the weights to the devices; leaving it drops them, on the host, too, whose
     memory they can fill.
@@ -70,12 +70,12 @@ class ModelSession:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory in bytes that the state of this process's replicas takes."""
+        """Host memory in bytes of this process's state: weights and optimizer state."""
         ir = self.session.ir
         return popxl.plan.storage_of(ir).remote * ir.instance_replication_factor
 
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set weights and other state from full tensors by logical name.
+        """Set weights and other state from full (unsharded) tensors by logical name.
 
         Tensors are read one by one when the session is entered, or now if it is; by several threads
         if the mapping has a true attribute `is_thread_safe`. Weights that are shared with another
@@ -94,7 +94,7 @@ class ModelSession:
     def shared_values(
         self, program_variables: Variables
     ) -> dict[Variable, Callable[[], np.ndarray]]:
-        """Return readers of this session's values for another program's equal variables."""
+        """Return functions that read values for equal variables of another program."""
         values = {}
         for name, layers in program_variables.items():
             sources = self.variables.get(name)
@@ -111,7 +111,7 @@ class ModelSession:
     def _run(
         self, inputs: popxl.session.h2dStreamBufferMaps, run: popxl.session.RunFn | None = None
     ) -> dict[popxl.DeviceToHostStream, np.ndarray]:
-        """Run the program once, on all processes together.
+        """Run the program once, on all processes of the run together.
 
         Args:
             inputs: data for the replicas of this process.
@@ -155,7 +155,7 @@ Model = TypeVar("Model", bound=ModelSession)
 
 
 def compile_session(create: Callable[[], Model], name: str) -> Model:
-    """Create a session; prints a message before compiling and the time it took.
+    """Create a session; prints a message before compilation, and the seconds that it took.
 
     Args:
         name: name of the program in these messages.

@@ -32,7 +32,7 @@ from sessions.session import ModelSession
 
 @dataclass(frozen=True)
 class StepResult:
-    """Metrics of an optimizer step.
+    """Loss, gradient norm, token counts and other metrics of one optimizer step.
 
     Attributes:
         loss: mean over the target tokens of the global batch, before the update.
@@ -112,11 +112,11 @@ class TrainingSession(ModelSession):
         )
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
-        """Return a copy of the tensors that `tensors` maps."""
+        """Return a copy of the weights and optimizer state that `tensors` maps lazily."""
         return dict(self.tensors(optimizer))
 
     def gradients(self) -> dict[str, np.ndarray]:
-        """Return the last step's gradients by weight name, without loss scaling.
+        """Return the last step's gradients by weight name, loss scaling removed.
 
         Raises:
             ValueError: the session is not entered.
@@ -137,7 +137,7 @@ class TrainingSession(ModelSession):
         return super().shared_values(program_variables)
 
     def finish_update(self) -> None:
-        """Run the optimizer update that is deferred to the next step, if there is one.
+        """Run the optimizer update that the last step deferred to the next one, if any.
 
         All processes do this together.
         """
@@ -205,12 +205,12 @@ class TrainingSession(ModelSession):
         return results
 
     def _seed_rounding(self, step: int) -> None:
-        """Seed stochastic rounding of the next run for the update of optimizer step `step`."""
+        """Seed stochastic rounding for the update of optimizer step `step`, in the next run."""
         (seed,) = counter_seeds(self.config.model.seed, step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
 
     def _count_tokens(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """Count tokens and target tokens per global batch over all processes."""
+        """Count all tokens and target tokens of each global batch, over all processes."""
         unique = [self._sharding.drop_replicated_samples(batch) for batch in batches]
         local = [
             [self._family.sample_format.count_non_padding_tokens(b), self._objective.normalizer(b)]
@@ -222,7 +222,7 @@ class TrainingSession(ModelSession):
     def _arrange_batch(
         self, batch: Batch, target_tokens: int, chosen: LengthProgram[TrainingProgram]
     ) -> dict[str, np.ndarray]:
-        """Arrange samples by stream name: arrays (micro-batches, local replicas, ...) each."""
+        """Arrange samples by stream, as arrays (micro-batches, local replicas, ...)."""
         c, local = self.config, self._sharding.local_replicas
         samples = chosen.crop(self._family.sample_format.to_program_inputs(batch))
         arrays = {n: self._sharding.distribute_to_replicas(x) for n, x in samples.items()}
@@ -245,7 +245,7 @@ class TrainingSession(ModelSession):
         return out
 
     def _step_seeds(self, first_step: int) -> np.ndarray:
-        """Step seeds, uint32 (transfers, local replicas, 2), equal in tensor-parallel groups."""
+        """Random seeds, uint32 (transfers, local replicas, 2), equal in tensor-parallel groups."""
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
         copies = c.execution.data_parallel
@@ -280,7 +280,7 @@ class TrainingSession(ModelSession):
         counts: Sequence[tuple[int, int]],
         batches: Sequence[Batch],
     ) -> list[dict[str, Any]]:
-        """Compute the objective's further metrics of each step."""
+        """Compute the training objective's metrics besides the loss, for each step."""
         stream = program.aux_outputs.get(LOSS_STATS)
         objective, sharding = self._objective, self._sharding
         if stream is None:
@@ -307,7 +307,7 @@ class TrainingSession(ModelSession):
         outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
         steps: int,
     ) -> list[dict[str, float]]:
-        """Compute expert metrics of each step; empty for models without experts."""
+        """Compute load and balancing loss of the experts for each step; empty without experts."""
         stream = program.aux_outputs.get(EXPERT_USAGE)
         if stream is None:
             return [{} for _ in range(steps)]

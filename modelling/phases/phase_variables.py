@@ -55,7 +55,7 @@ class PhaseVariables:
         settings: PhaseSettings,
         trainable: Sequence[str] = (),
     ) -> PhaseVariables:
-        """Create buffers and graphs for the variables of `facts` in each of `num_layers` layers.
+        """Create buffers and graphs for the variable factories `facts`, for `num_layers` layers.
 
         Args:
             trainable: names of the variables that have gradients.

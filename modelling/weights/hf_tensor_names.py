@@ -210,7 +210,7 @@ class HfTensorNames:
         return list(chain.from_iterable(weights))
 
     def _file_names_by_weight(self, names: Iterable[str], shapes: Shapes) -> dict[str, str]:
-        """Map each logical weight name to the name that the file with `names` uses for it."""
+        """Map each logical weight to that one of its alternative names which a file has."""
         sources: dict[str, str] = {}
         for name in names:
             weight = self.aliases.get(name, name)

@@ -316,7 +316,7 @@ class WeightMap:
         return HfNamedTensors(sources, read_variable, self.tensor_parallel, None)
 
     def _mapping_tree_pairs(self, variables: Variables) -> list[tuple[WeightMapping, NamedTensors]]:
-        """Each mapping with the variable tree of its layer; those of one buffer are adjacent."""
+        """Pair each mapping with its layer's variables; mappings of one buffer are adjacent."""
         pairs: list[tuple[WeightMapping, NamedTensors]] = []
         for name, trees in variables.items():
             layers = self._layer_trees({name: trees})

@@ -1,4 +1,4 @@
-"""Offload of training state to disk: which entries of remote buffers are in files.
+"""Offload of training state to disk: the remote-buffer entries that are in files.
 
 Entries that are read least often go to disk first: the moments, which a step reads and writes once;
 then the gradients, the activations, and at last the weights, which each pass reads. Offload changes
@@ -38,7 +38,7 @@ are reused."""
 
 
 def offload_if_needed(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
-    """Offload state that exceeds host memory to disk, if `execution.disk` names a folder.
+    """Offload the state that exceeds host memory to disk if `execution.disk` names a folder.
 
     Host memory is the free one, or `execution.host_memory`; the memory of virtual devices counts,
     too.
@@ -53,7 +53,7 @@ def offload_if_needed(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None 
 def offload_compiled_program(
     config: RunConfig, session: popxl.Session, shared_bytes: int | None = None
 ) -> None:
-    """Offload more entries if the compiled program takes more memory than was estimated.
+    """Offload more remote-buffer entries if the compiled program needs more than estimated.
 
     Call it before the session is entered, which places the state; arguments as for
     `offload_if_needed`.
@@ -63,7 +63,7 @@ def offload_compiled_program(
 
 
 def check_fits_memory(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
-    """Raise NotEnoughMemoryError if a program with its disk offload does not fit host or devices.
+    """Raise NotEnoughMemoryError if a program with its disk offload exceeds host or device memory.
 
     Raises:
         DeviceError: fewer devices than replicas.
@@ -92,7 +92,7 @@ def io_buffer_bytes(config: RunConfig) -> int:
 
 
 def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None) -> None:
-    """Raise NotEnoughMemoryError if the largest offload still exceeds `execution.host_memory`.
+    """Raise NotEnoughMemoryError if `execution.host_memory` is exceeded with all possible offload.
 
     Raises:
         NotEnoughMemoryError: has the bytes that the program needs.
@@ -123,7 +123,7 @@ def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
 def _offload_excess(
     config: RunConfig, ir: popxl.Ir, shared_bytes: int | None, device: int | None = None
 ) -> None:
-    """Offload buffer entries that exceed the usable host memory.
+    """Offload to disk the remote-buffer entries that exceed the usable host memory.
 
     Args:
         device: bytes on a device; None: estimate them.
@@ -141,7 +141,7 @@ def _offload_excess(
 def offload_to_disk(
     ir: popxl.Ir, free_bytes: int, replicas: int, shared_bytes: int | None = None
 ) -> None:
-    """Offload buffer entries until a process needs at most `free_bytes` of host memory.
+    """Offload remote-buffer entries until a process needs at most `free_bytes` of host memory.
 
     Args:
         replicas: replicas of the process.
@@ -155,7 +155,7 @@ def offload_to_disk(
 
 
 def host_bytes_per_process(memory_use: popxl.plan.MemoryUse, replicas: int) -> int:
-    """Return the host memory in bytes of a process with virtual devices.
+    """Return the host memory in bytes that a process with virtual devices takes.
 
     Args:
         replicas: replicas of this process.
@@ -178,7 +178,7 @@ def _process_count() -> int:
 
 
 def _offload_entries(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
-    """Offload remote buffer entries of `excess` bytes in total, or all large entries."""
+    """Offload to disk remote-buffer entries of `excess` bytes in total, or all large ones."""
     for kind in kinds:
         for buffer in ir.remote_buffers:
             nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas

@@ -1,4 +1,4 @@
-"""The local machine as an entry of the hardware table: free memory and measured rates."""
+"""The local machine in the hardware table's form: free memory and measured rates."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure_local_machine(config: RunConfig, folder: str | None) -> Machine:
 
 
 def machine_from_table(desc: DeviceDesc) -> Machine:
-    """Return the local devices with their memory, and with rates of the hardware table.
+    """Return the local devices with their real memory, and rates from the hardware table.
 
     Devices that it does not list get the rates of an H100, or of a laptop's processor.
     """
@@ -115,12 +115,12 @@ def measure_disk_rates(folder: str) -> tuple[float, float]:
 
 
 def _best_seconds(function: Callable[[], object]) -> float:
-    """Return the shortest time of several calls, in seconds."""
+    """Return the shortest wall-clock time in seconds of several calls of a function."""
     return min(_time_call(function) for _ in range(_RUNS))
 
 
 def _time_call(function: Callable[[], object]) -> float:
-    """Return the wall-clock time of a call, in seconds."""
+    """Return the wall-clock seconds that one call of a function takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start

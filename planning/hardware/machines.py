@@ -1,4 +1,4 @@
-"""The hardware table: memory and rates of known machines (machines.yml)."""
+"""The hardware table (machines.yml): memory and rates of known machines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TYPICAL_ACHIEVED = {
 
 @dataclass(frozen=True)
 class Machine:
-    """A device type and its host: memory, FLOP/s and bandwidths. Bandwidths are per direction.
+    """One entry of the hardware table: a device type and its host. Bandwidths are per direction.
 
     Attributes:
         flops: operations per second of one device by type of the operands. Without float8, such
@@ -76,7 +76,7 @@ class Machine:
     attention: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError if a field has an impossible value."""
+        """Raise ValueError if a field of this entry has an impossible value."""
         if "float32" not in self.flops or not {"float16", "bfloat16"} <= set(self.flops):
             raise ValueError("flops must have the rates of float32, float16 and bfloat16")
         if self.platform not in ("gpu", "tpu", "cpu"):
@@ -93,7 +93,7 @@ class Machine:
             raise ValueError(f"devices must be a whole number above 0, not {self.devices!r}")
 
     def _check_achieved(self) -> dict[str, Any]:
-        """Check the fields `achieved` and `attention`, and return the achieved rates by name."""
+        """Check the measured rates in `achieved` and `attention`, and return the former by name."""
         named = {*self.flops, *_TRANSFER_RATES, "both_ways"}
         if not isinstance(self.achieved, Mapping) or not named >= set(self.achieved):
             raise ValueError(f"achieved must have rates by these names: {', '.join(sorted(named))}")
@@ -107,7 +107,7 @@ class Machine:
 
     @property
     def target(self) -> str:
-        """Hardware target that programs are traced for, see `popxl.plan.trace_program`."""
+        """Hardware that programs are traced for, an argument of `popxl.plan.trace_program`."""
         return f"{self.platform} {self.capability}" if self.capability else self.platform
 
     @property
@@ -165,7 +165,7 @@ class Machine:
         )
 
     def _achieved_rate(self, name: str, kind: str, peak: float) -> float:
-        """Return the measured rate, or the usual fraction of the peak rate if none was measured."""
+        """Return a resource's measured rate; unmeasured, the usual fraction of its peak rate."""
         return self.achieved.get(name, peak * TYPICAL_ACHIEVED[kind])
 
     def _shared_rates(
@@ -174,7 +174,7 @@ class Machine:
         attention: Mapping[int, tuple[float, float]] | None = None,
         **rates: float,
     ) -> Rates:
-        """Return the rates of one of `replicas` devices; shared resources are divided.
+        """Return the rates of one of `replicas` devices; they divide what devices of a host share.
 
         Virtual devices share all of the machine's rates; the devices of a host share its
         disk.

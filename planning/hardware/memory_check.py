@@ -123,7 +123,7 @@ def check_memory(
 
 
 def shared_weight_bytes(ir: popxl.Ir, shared_bytes: int | None) -> int:
-    """Return the bytes of one replica's weights that it shares with another program; 0 if none.
+    """Return the bytes of one replica's weights that another program shares; 0 if none.
 
     Shared weights are in remote buffers; `shared_bytes` is as for `check_memory`.
     """

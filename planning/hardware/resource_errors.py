@@ -16,7 +16,7 @@ from planning.hardware.memory_check import NotEnoughMemoryError
 
 @contextmanager
 def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
-    """A context that turns errors on devices, memory, disks and JAX's version into a `UserError`.
+    """A context that turns errors on devices, memory, disks and JAX's version into `UserError`s.
 
     Args:
         preset: name of the preset in the message.
@@ -62,7 +62,7 @@ def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
 
 
 def _memory_advice(error: NotEnoughMemoryError) -> str:
-    """Return advice on flags for a program that does not fit memory."""
+    """Return a message's advice on flags with which a program needs less memory."""
     if error.disk is None:
         return _ADVICE[error.place]
     return f"add --execution.disk DIR, a folder of a local disk with {error.disk / 1e9:.1f} GB free"
@@ -77,7 +77,7 @@ _ADVICE = {
 
 
 def _reduce_memory(config: RunConfig) -> str:
-    """Return advice on flags that reduce the device memory of a program."""
+    """Return a message's advice on flags with which a program needs less device memory."""
     e, trains = config.execution, not config.model.eval
     lower = ["--micro_batch_size"] * (e.micro_batch_size > 1)
     if trains and e.micro_batches_per_pass != 1 and config.gradient_accumulation > 1:
@@ -90,7 +90,7 @@ def _reduce_memory(config: RunConfig) -> str:
 
 
 def _device_advice(error: popxl.errors.DeviceError) -> str:
-    """Return advice on flags if the requested devices do not exist."""
+    """Return a message's advice on flags if more devices are requested than there are."""
     lower = "lower --data_parallel or --tensor_parallel, or "
     if error.platform == "cpu" and not error.found:
         platforms = format_value(os.environ.get("JAX_PLATFORMS", ""))
