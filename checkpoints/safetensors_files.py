@@ -219,12 +219,12 @@ def sha256_of_chunks(array: np.ndarray) -> list[str]:
 
 
 def chunk_bytes(nbytes: int) -> int:
-    """Return the chunk size for a tensor of `nbytes` bytes: a power of two."""
+    """Return the size of the chunks of a tensor that are hashed separately: a power of two."""
     return max(_MIN_CHUNK, 1 << (max(nbytes - 1, 0) // _MAX_CHUNKS).bit_length())
 
 
 def chunk_count(nbytes: int) -> int:
-    """Return the number of chunks of a tensor of `nbytes` bytes."""
+    """Return the number of chunks of a tensor of `nbytes` bytes that are hashed separately."""
     return -(-nbytes // chunk_bytes(nbytes))
 
 

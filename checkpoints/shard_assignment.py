@@ -86,7 +86,7 @@ def _assign_shards(tensors: Sequence[ShardedTensor]) -> ShardAssignment:
 
 
 def iter_local_tensors(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors that the local process stores, among unsharded tensors that all can read.
+    """Yield the tensors that this process stores, when all processes can read all tensors.
 
     Collective: every process reads every tensor, in the same order, since reading one can gather it
     from the devices of all processes.

@@ -247,7 +247,7 @@ class CheckpointStore:
             warnings.warn(f"{failure}: {error_reason(error)}", CheckpointWarning, stacklevel=2)
 
     def _write_once(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Write a checkpoint on all processes, or raise on all."""
+        """Try once to write a checkpoint; succeeds on all processes or raises on all."""
         if popdist.getInstanceIndex():
             folder = Path(run_on_all_processes(lambda: "", self._channel)[0])
             self._write_local_tensors(folder, tensors)

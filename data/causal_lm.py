@@ -159,7 +159,7 @@ class PackedSequences:
 
     @property
     def truncation(self) -> Truncation:
-        """Counts of truncated prompts and targets."""
+        """Counts of prompts and targets that were truncated to fit into samples."""
         long = np.diff(self.stream.offsets) > self.sequence_length + 1
         return self.stream.truncation + Truncation(int(np.count_nonzero(long)))
 

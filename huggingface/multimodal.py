@@ -34,7 +34,7 @@ def multimodal_type(hf_config: Mapping[str, Any]) -> str | None:
 
 
 def prefix_without_lm_head(hf_config: Mapping[str, Any], names: Collection[str]) -> str:
-    """Prefix that weight names lack in files without an LM head; "" if names have it.
+    """Prefix of weight names that files without an LM head leave out; "" if names have it.
 
     It is transformers' `base_model_prefix`.
     """

@@ -51,7 +51,7 @@ _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
 
 
 def read_adapter_config(folder: str | Path) -> dict[str, Any]:
-    """Convert adapter_config.json to fields of the `adapter` section.
+    """Convert a folder's adapter_config.json to fields of the config section `adapter`.
 
     Names that match no module of the weights are dropped, as in PEFT.
 
@@ -137,7 +137,7 @@ def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None
 
 
 def ties_adapter_weights(folder: str | Path) -> bool:
-    """True if tied modules share one adapter, until PEFT trains the two separately.
+    """True if `ensure_weight_tying` is set, and LM head and embedding have equal LoRA matrices.
 
     Raises:
         CheckpointError: the head has the embedding's matrices, but another rank or alpha.
@@ -242,7 +242,7 @@ def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None)
 
 
 def _ties_head(adapter_config: JsonObject, modules: Collection[str] | None) -> bool:
-    """True if the LM head has the embedding's adapter without being a target."""
+    """True if the LM head shares the embedding's adapter without being listed as a target."""
     return adapter_config.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
