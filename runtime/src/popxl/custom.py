@@ -91,7 +91,7 @@ def _define_op(
 
 
 def _unused_op_name(name: str) -> str:
-    """Returns `name`, with a number appended if a user-defined op has it already."""
+    """Returns `name`, with a number appended if another op has it already."""
     taken, candidate, number = registry(), name, 2
     while candidate in taken:
         candidate, number = f"{name}_{number}", number + 1

@@ -74,7 +74,7 @@ class DiskTraffic(NamedTuple):
 
 
 class Session:
-    """A compiled program of an Ir, which it runs; holds its variables.
+    """Compiles the program of an Ir on creation, runs it, and holds its variables.
 
     Use it as a context manager: entering loads the variables to the devices, leaving brings them
     back. `run` executes the main graph once.
@@ -638,7 +638,7 @@ class Session:
         return DiskTraffic(disk_queue.scratch.read, disk_queue.scratch.written)
 
     def disk_idle_clock(self) -> Callable[[], float]:
-        """Returns a clock: seconds since the disk last answered, while requests are open.
+        """Returns a function for the seconds that the oldest open disk request has taken.
 
         Any thread can call it while the program runs, until the session is left. Not in PopXL.
 

@@ -104,7 +104,7 @@ def check_range(array: np.ndarray, target: np.dtype) -> None:
 
 
 def is_broadcast_zero(array: np.ndarray) -> bool:
-    """True if all elements share one zero in memory, as in an unwritten variable."""
+    """True if all elements of an array share one zero in memory, as in an unwritten variable."""
     return array.size > 1 and not any(array.strides) and not array.flat[0]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Effects:
-    """Ordered sets (dicts with None values) of the variables, buffers and streams that ops use."""
+    """Remote buffers, streams and checked ops that ops use: ordered sets (dicts of None)."""
 
     reads: dict[RemoteBuffer, None] = field(default_factory=dict)
     writes: dict[RemoteBuffer, None] = field(default_factory=dict)

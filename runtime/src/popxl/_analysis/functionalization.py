@@ -156,7 +156,7 @@ class FunctionalGraph:
 
     @graph_cached_property
     def num_stochastic_roundings(self) -> int:
-        """Number of ops that round stochastically in one execution of the graph."""
+        """Number of variable updates rounded stochastically in one execution of the graph."""
         return sum(map(count_stochastic_roundings, self.nodes))
 
     @graph_cached_property
@@ -227,7 +227,7 @@ def effects_of_nodes(nodes: Iterable[Node]) -> Effects:
 
 
 def count_stochastic_roundings(node: Node) -> int:
-    """Returns the number of ops that round stochastically in one execution of a node.
+    """Returns the number of variable updates that one execution of a node rounds stochastically.
 
     Loops count times their iterations; of branches, the larger number counts.
     """
@@ -298,7 +298,7 @@ class _GraphWriter:
         return [Value(self.views.elements[t])] if t in self.views.elements else []
 
     def write_tensor(self, t: Tensor, value: Value) -> None:
-        """Sets the current SSA value of `t`; a view also updates the tensors that it reads."""
+        """Sets the SSA value of `t`; if it is a view, also of the tensors that it reads."""
         worklist = [(self.views.inplace_root(t), value)]
         while worklist:
             t, value = worklist.pop()

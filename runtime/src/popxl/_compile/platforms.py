@@ -99,7 +99,7 @@ class DirectLauncher:
 
 
 class Gpu(Platform):
-    """NVIDIA and AMD GPUs."""
+    """NVIDIA and AMD GPUs as a platform of compiled programs."""
 
     name = "gpu"
     compiler_options: ClassVar[dict[str, Any]] = {
@@ -129,7 +129,7 @@ class Gpu(Platform):
 
 
 class Cpu(Platform):
-    """The host's CPU: see `popxl._devices.cpu`."""
+    """The host's CPU as a platform of virtual devices: see `popxl._devices.cpu`."""
 
     name = "cpu"
     host_memory = "device"

@@ -106,7 +106,7 @@ class ScheduleExecutor:
         }
 
     def run(self, main: Routine, inputs: list[Any]) -> list[Any]:
-        """Runs the schedule; returns the main routine's output values. `inputs` is emptied."""
+        """Runs the schedule; returns the main routine's register values. `inputs` is emptied."""
         main_frame, handlers = Frame(main, inputs), self._handlers
         step, frame = None, main_frame
         try:

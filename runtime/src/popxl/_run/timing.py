@@ -139,7 +139,7 @@ class Timer:
                 part.host_steps.add(seconds, wait_seconds)
 
     def _wait_for_transfer(self, step: Step, registers: list[Any]) -> None:
-        """Waits for a load or store to be timed; the program itself waits for its segments."""
+        """Waits for a load or store that is timed; the program itself waits for its segments."""
         match step:
             case Load():
                 jax.block_until_ready(registers[step.out])

@@ -147,7 +147,7 @@ def is_outlined_call(node: Node | None) -> bool:
 
 
 def _runs_on_device(node: Node | None) -> bool:
-    """True if the devices compute a node in the same segment as the nodes that read it."""
+    """True if the devices compute a node once, instead of again at each use as for a view."""
     return node is not None and not (node.is_rematerialized or node.is_on_host)
 
 

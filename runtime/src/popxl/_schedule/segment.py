@@ -96,7 +96,7 @@ class Segment:
 
     @cached_property
     def num_stochastic_roundings(self) -> int:
-        """Number of ops that round stochastically in one execution of the segment."""
+        """Number of variable updates rounded stochastically in one execution of the segment."""
         return sum(map(count_stochastic_roundings, self.nodes))
 
     @property

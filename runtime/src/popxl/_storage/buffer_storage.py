@@ -135,7 +135,7 @@ class BufferStorage:
         return self._move_to_memory(array, self._device, copies)
 
     def _read_entry(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
-        """Reads an entry that is not in memory; True if nothing else uses the returned array."""
+        """Reads a buffer entry that is not in memory; True if nothing else uses the array."""
         self._check_index(index)
         position = None if index in self._shared_entries else self.disk_slot(index)
         if position is None:

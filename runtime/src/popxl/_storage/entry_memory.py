@@ -75,7 +75,7 @@ class EntryMemory:
         return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
 
     def allocate(self, donates: bool) -> Allocation:
-        """Returns memory for each local shard of a remote-buffer entry, and a function to join it.
+        """Returns memory for each local shard of an entry, and a function that makes their array.
 
         Args:
             donates: the array may be donated. On CPUs it lies in memory of XLA's own then: a

@@ -70,7 +70,7 @@ class LazyValue:
 
 
 class HostValues:
-    """Host values of a session's variables.
+    """Host values of a session's variables, with marks of those that are stale or lost.
 
     Attributes:
         stale: variables that the devices hold a newer value of.

@@ -131,4 +131,4 @@ class InPlaceMover:
         self._in_flight.release_ready()
 
     def wait_all(self) -> None:
-        """Does nothing, since the owner of `InFlight` waits."""
+        """Does nothing: pending arrays are waited for through their `InFlight`."""

@@ -44,7 +44,7 @@ def _format_loads(loads: Counter[str], num_runs: int) -> str:
 
 
 class _RecordingMover(PrefetchMover):
-    """A mover of entries that records the loads that it dispatches, in `dispatched`."""
+    """Mover that records in `dispatched` which remote-buffer loads it dispatches."""
 
     def __init__(self, schedule: Schedule) -> None:
         buffers = {step.buffer for r in schedule.routines for step in r.steps

@@ -227,7 +227,7 @@ class CostWalk:
 
 @dataclass
 class TransferCounts:
-    """Executions of each transfer step in a run: all, of device entries, of disk entries."""
+    """Number of runs of each transfer step: all, with the entry on the device, with it on disk."""
 
     all: Counter[Load | Store] = field(default_factory=Counter)
     resident: Counter[Load | Store] = field(default_factory=Counter)

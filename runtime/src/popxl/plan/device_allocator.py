@@ -46,7 +46,7 @@ class DeviceAllocator:
         return address
 
     def free(self, address: int) -> None:
-        """Frees the array at an address."""
+        """Frees the simulated memory of the array at an address."""
         size = self._allocated.pop(address)
         if address + size in self._free:
             size += self._remove_free_block(address + size)

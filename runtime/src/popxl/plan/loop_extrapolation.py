@@ -88,7 +88,7 @@ def _is_steady(loop: Loop) -> bool:
 
 
 def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
-    """Returns the outputs that depend on given inputs; None if a buffer index or condition does.
+    """Returns the routine outputs that depend on given inputs; None if an index or condition does.
 
     Fetched numbers are taken to be 0.
     """

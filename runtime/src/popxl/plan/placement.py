@@ -93,7 +93,7 @@ class Placement:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the remote-buffer entries that are placed on the device."""
+        """Bytes of the remote-buffer entries that are placed on the device, on one replica."""
         return sum(kind.nbytes for kind in self.kinds)
 
 
@@ -181,7 +181,7 @@ def place_entries(
 
 
 class EntryGroup:
-    """Remote-buffer entries of one kind; rows (usually layers) are placed one after another.
+    """Equal buffer entries of all rows (usually layers); entries of a row are placed together.
 
     Attributes:
         num_placed: number of rows on the device, the first ones in the order of placement.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, order=True)
 class Collective:
-    """Collectives of one kind over groups of one size: number and bytes per replica.
+    """Collectives of one kind over groups of one size: their number and total bytes.
 
     Attributes:
         kind: "all_reduce", "all_gather", "reduce_scatter" or another tag of the op.
