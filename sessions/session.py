@@ -94,7 +94,7 @@ class ModelSession:
     def shared_values(
         self, program_variables: Variables
     ) -> dict[Variable, Callable[[], np.ndarray]]:
-        """Return functions that read values for equal variables of another program."""
+        """Return functions that read this session's values for variables of another program."""
         values = {}
         for name, layers in program_variables.items():
             sources = self.variables.get(name)

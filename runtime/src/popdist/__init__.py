@@ -32,7 +32,7 @@ _joined: _ProcessGroup | None = None
 def init(
     processes: int | None = None, process: int | None = None, coordinator: str | None = None
 ) -> None:
-    """Joins the process group of the run; does nothing for a single process or a second call.
+    """Joins the group of the run's processes; does nothing for a single process or a second call.
 
     To be called before JAX starts its devices.
 
@@ -83,7 +83,7 @@ def getNumTotalReplicas() -> int:  # noqa: N802
 
 
 def getNumLocalReplicas() -> int:  # noqa: N802
-    """Returns the number of replicas of this process; raises ValueError unless it is integer."""
+    """Returns this process's number of replicas; raises ValueError for an uneven division."""
     replicas, instances = getNumTotalReplicas(), getNumInstances()
     if replicas % instances:
         raise ValueError(f"{replicas} replicas cannot be shared equally by {instances} instances")
@@ -107,7 +107,7 @@ def all_gather_object(value: Any, channel: str = "main") -> list[Any]:
 
 
 def rpc_stats() -> dict[str, RpcStats]:
-    """Returns the counts and bytes of this process's requests to the coordination service.
+    """Returns count and bytes of this process's requests to the coordination service, by purpose.
 
     By purpose: "exchange" for collectives, "watch" for monitoring peers; empty for a single
     process.
@@ -135,7 +135,7 @@ def local_process_count() -> int:
 
 
 def fail(message: str, exit_code: int) -> NoReturn:
-    """Prints an error and exits this process; the other processes of the run then exit too.
+    """Prints an error and exits this process, after which the run's other processes exit too.
 
     If several processes fail with the same text, only the first one prints it.
     """
@@ -146,7 +146,7 @@ def fail(message: str, exit_code: int) -> NoReturn:
 
 
 def collective_section() -> AbstractContextManager[None]:
-    """Context for collective work: names a lost peer and exits if the work fails because of it."""
+    """Context for collective work: names a lost process and exits if that makes the work fail."""
     return nullcontext() if _joined is None else _joined.collective_section()
 
 

@@ -72,12 +72,12 @@ _SPARE_FILES = 128  # open files beyond those of the processes
 
 
 def run_digest(run_name: str) -> bytes:
-    """Returns a hash of the run's name, which the handshake sends."""
+    """Returns a hash of the run's name, which processes compare when they connect."""
     return hashlib.sha256(run_name.encode()).digest()[:16]
 
 
 def auth_code(secret: str, *parts: bytes) -> bytes:
-    """Returns the HMAC-SHA256 of `parts`, keyed with the run's secret."""
+    """Returns the HMAC-SHA256 of the byte strings `parts`, keyed with the run's secret."""
     return hmac.digest(secret.encode(), b"".join(parts), "sha256")
 
 
@@ -87,7 +87,7 @@ def silence_timeout() -> float:
 
 
 def forward_bytes(source: socket.socket, target: socket.socket) -> None:
-    """Copies bytes from one socket to the other until one of them is closed."""
+    """Copies bytes from one socket to another until either is closed."""
     with suppress(OSError):
         if target.family != socket.AF_UNIX:
             target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -113,7 +113,7 @@ class Coordinator:
         self._selector.register(server, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Serves until all processes, process 0 included, have closed their connections."""
+        """Serves until all processes of the run, including process 0, have disconnected."""
         end, has_first = float("inf"), True
         self._selector.register(0, selectors.EVENT_READ)
         while (self._members or has_first) and time.monotonic() < end:
@@ -140,7 +140,7 @@ class Coordinator:
             sock.send(self._challenges[sock])
 
     def _drop_idle(self) -> None:
-        """Closes connections that did not authenticate in time, and the oldest over the limit."""
+        """Closes connections that did not authenticate in time, and the oldest of too many."""
         now = time.monotonic()
         silent = list(self._pending.items())
         for i, (sock, (_, since, peer)) in enumerate(silent):
@@ -213,7 +213,7 @@ class Coordinator:
                 os.write(1, f"refused {note}\n".encode())
 
     def _remove_member(self, sock: socket.socket) -> None:
-        """Removes a process that has ended, and sends its index to the other processes."""
+        """Removes a process that has ended; sends its index to the run's other processes."""
         ended = self._members.pop(sock).to_bytes(INDEX_BYTES)
         self._close_connection(sock)
         for other in self._members:
@@ -229,7 +229,7 @@ class Coordinator:
 
 
 def _forward_and_shutdown(source: socket.socket, target: socket.socket) -> None:
-    """Forwards bytes, then shuts the target down for writing."""
+    """Forwards bytes from one socket to another, then shuts the other down for writing."""
     forward_bytes(source, target)
     with suppress(OSError):  # it is closed
         target.shutdown(socket.SHUT_WR)
@@ -288,7 +288,7 @@ def raise_open_file_limit() -> int:
 
 
 def main(host: str, port: int, processes: int, run_name: str) -> None:
-    """Serves the processes of a run until they have ended."""
+    """Serves the processes of one run as its coordinator until they have ended."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # they were blocked while this began

@@ -29,7 +29,7 @@ def is_started_by_launcher() -> bool:
 
 
 def exit_with_message(message: str) -> NoReturn:
-    """Exits this process; a non-empty `message` is its last line on standard error."""
+    """Exits this process; `message`, unless empty, is its last line on standard error."""
     if message:
         with suppress(OSError, ValueError):  # nobody reads, or it is closed
             print(f"error: {message}", file=sys.stderr, flush=True)
@@ -37,7 +37,7 @@ def exit_with_message(message: str) -> NoReturn:
 
 
 class CoordinatorMonitor:
-    """A thread that measures how long the coordination service has been silent."""
+    """A thread that exits this process when the coordination service has been silent too long."""
 
     def __init__(
         self, lifeline: socket.socket, process_name: str, address: str, silence_timeout: float
@@ -62,7 +62,7 @@ class CoordinatorMonitor:
         threading.Thread(target=self._exit_when_silent, name="overseer", daemon=True).start()
 
     def reset(self) -> None:
-        """Restarts the silence timeout, since the coordination service has answered."""
+        """Restarts the silence timeout, because the coordination service has answered."""
         self._silent_seconds = 0.0
 
     def stop(self) -> None:

@@ -27,7 +27,7 @@ _LOST_COUNT, _LOST = f"{_NAMED}/asked", f"{_NAMED}/lost"
 
 
 def lost_processes(statuses: Mapping[int, str], silent_processes: Set[int]) -> set[int]:
-    """Returns the indices of processes that ended without leaving the process group.
+    """Returns the indices of processes that ended or fell silent without leaving the group.
 
     Args:
         statuses: last published status of each process.
@@ -40,23 +40,23 @@ def lost_processes(statuses: Mapping[int, str], silent_processes: Set[int]) -> s
 
 
 class StatusBoard:
-    """Status of each process, published in the key-value store of the coordination service."""
+    """Status of each process of the run, in the coordination service's key-value store."""
 
     def __init__(self, client: Any, index: int) -> None:
         """Args: `client`: of the coordination service; `index`: of this process."""
         self._client, self._index = client, index
 
     def publish_status(self, status: str) -> None:
-        """Publishes this process's status."""
+        """Publishes this process's status for the run's other processes."""
         self._client.key_value_set(f"{_STATUS}/{self._index:06d}", status, allow_overwrite=True)
 
     def statuses(self) -> dict[int, str]:
-        """Returns the last published status of each process."""
+        """Returns the last published status of each process, by index."""
         entries = self._client.key_value_dir_get(_STATUS)
         return {int(key.rpartition("/")[2]): status for key, status in entries}
 
     def activities(self) -> dict[int, str]:
-        """Returns the activity that each live process has published."""
+        """Returns the published activity of each process that has not ended."""
         statuses = {index: status.partition(" ") for index, status in self.statuses().items()}
         return {
             index: activity
@@ -65,7 +65,7 @@ class StatusBoard:
         }
 
     def declare_lost(self, lost: int) -> int | None:
-        """Declares the lost process because of which this one exits; called once by each process.
+        """Publishes the lost process that makes this one exit; called once by each process.
 
         Returns:
             None: no other has named one before; else the process that the first has named.
@@ -76,7 +76,7 @@ class StatusBoard:
         return int(self._client.blocking_key_value_get(_LOST, _LOST_NAME_TIMEOUT))
 
     def declared_lost(self) -> int | None:
-        """Returns the process that another process has declared lost; None if there is none."""
+        """Returns the lost process that another process has published; None if there is none."""
         entries = dict(self._client.key_value_dir_get(_NAMED))
         return int(entries[_LOST]) if _LOST in entries else None
 
@@ -117,7 +117,7 @@ class PeerMonitor:
         self._now = self._wait_seconds = self._last_read = 0.0  # seconds
 
     def loss_reason(self, process: int) -> str:
-        """Returns why a lost process returned by `check` is lost, as a phrase to follow "has"."""
+        """Returns the reason why a process counts as lost, as a phrase to follow "has"."""
         status = self._last_status[process][0]
         if status.startswith(ENDED):
             return status
@@ -126,7 +126,7 @@ class PeerMonitor:
         return f"not been heard of for {self._silence:.0f} s ({SILENCE})"
 
     def find_lost_peer(self, elapsed: float) -> int | None:
-        """Publishes a heartbeat, and returns the lost process because of which to exit, if any.
+        """Publishes a heartbeat; returns the lost process that makes this one exit, if any.
 
         Args:
             elapsed: seconds since the last look. While this process was stopped itself, it could

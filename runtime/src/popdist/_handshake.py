@@ -18,7 +18,7 @@ _CONNECT_TIMEOUT = 10.0  # seconds that one may take
 def connect_to_coordinator(
     host: str, port: int, info: ProcessInfo, request: int, timeout: float
 ) -> socket.socket:
-    """Connects to the coordinator, for its LIFELINE or SERVICE request (`_coordination_service`).
+    """Connects to the coordinator: LIFELINE shows that this process lives, SERVICE relays to JAX's.
 
     Raises:
         DistributedError: the coordinator does not answer in time, or belongs to another run.
@@ -47,7 +47,7 @@ def connect_to_coordinator(
 
 
 def _authenticate(sock: socket.socket, info: ProcessInfo, request: int) -> int:
-    """Authenticates at the coordinator and returns its answer; -1 if another program answers."""
+    """Authenticates at the coordinator and returns its answer; -1 if no coordinator answers."""
     number = secrets.token_bytes(16)
     try:
         challenge = _receive_exactly(sock, _coordination_service.CHALLENGE.size)

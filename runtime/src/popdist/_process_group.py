@@ -1,4 +1,4 @@
-"""Process group: rendezvous, host collectives, failure handling and shutdown.
+"""Process group of a run: rendezvous, host collectives, failure handling and shutdown.
 
 All of it goes through the coordination service of JAX's distributed runtime, which also serves as
 the meeting point for the devices' collectives.
@@ -174,7 +174,7 @@ class ProcessGroup:
         threading.Thread(target=self._print_rejections, name="door", daemon=True).start()
 
     def _print_rejections(self) -> None:
-        """Prints the connections that the coordination service rejects, until its output closes."""
+        """Prints notes on connections that the coordination service rejects, until it ends."""
         assert self._server is not None
         assert self._server.stdout is not None
         for line in self._server.stdout:
@@ -243,12 +243,12 @@ class ProcessGroup:
         return values
 
     def rpc_stats(self) -> dict[str, RpcStats]:
-        """Returns the counts of requests to the coordination service, by purpose."""
+        """Returns count and bytes of requests to the coordination service, by purpose."""
         return {purpose: counted.rpc_stats for purpose, counted in self._rpc_clients.items()}
 
     # ---- who is there ---------------------------------------------------------------------------
     def peer_status(self) -> dict[str, str]:
-        """Returns the published activity of each other process, by its description.
+        """Returns the published activity of each other process, by its name and host.
 
         The service may be busy, or hang: to be called by a thread that may.
         """
@@ -260,7 +260,7 @@ class ProcessGroup:
         }
 
     def _monitor_peers(self) -> None:
-        """Checks the other processes periodically; exits this process when one is lost."""
+        """Checks the other processes periodically; exits this process if one of them is lost."""
         monitor = PeerMonitor(
             self.count,
             self._status_board,
@@ -281,7 +281,7 @@ class ProcessGroup:
                 self._exit_with_lost_peer(lost, monitor.loss_reason(lost))
 
     def _exit_with_lost_peer(self, lost: int, loss_reason: str) -> NoReturn:
-        """Exits this process because another process is lost.
+        """Exits this process because another one is lost, with a message that names the lost one.
 
         Only the first process to exit names it; a process that was itself declared lost says so.
         """
@@ -299,7 +299,7 @@ class ProcessGroup:
         exit_with_message(text if declared is None else "")
 
     def _exit_if_declared_lost(self, declared: int | None) -> None:
-        """Exits if other processes declared this one lost because it sent no heartbeats."""
+        """Exits if other processes declared this one lost because they received no heartbeats."""
         if declared == self.index:
             silent = (
                 f"the others have not heard of {self._describe_process(self.index)} for "
@@ -313,7 +313,7 @@ class ProcessGroup:
 
     @contextmanager
     def collective_section(self) -> Iterator[None]:
-        """Context for collective work: exits this process if the work fails for a lost peer."""
+        """Context for work of all processes: exits this process if it fails because one is lost."""
         try:
             yield
         except Exception as error:
@@ -321,7 +321,7 @@ class ProcessGroup:
             raise
 
     def _wait_for_peer_loss(self, error: BaseException) -> None:
-        """Waits for the monitor to exit this process, if a lost peer can have caused an error."""
+        """Waits, after an error that a lost process can have caused, for the monitor to exit."""
         if not _is_jax_failure(error):
             return
         if self._failed is None:
@@ -332,7 +332,7 @@ class ProcessGroup:
 
     @contextmanager
     def _wait_on_peers(self) -> Iterator[None]:
-        """Context for waits that end only if all other processes are running."""
+        """Context for waits that can end only while all other processes are running."""
         token = object()
         self._waiting_on_peers.add(token)
         try:
@@ -384,7 +384,7 @@ class ProcessGroup:
         os._exit(exit_code)
 
     def _stop_monitoring(self, status: str) -> None:
-        """Publishes how this process ends, and stops monitoring the other processes."""
+        """Publishes the status with which this process ends, and stops monitoring the others."""
         from jax._src import distributed
 
         self._is_shutting_down.set()
@@ -403,7 +403,7 @@ class ProcessGroup:
 
 
 def _is_jax_failure(error: BaseException | None) -> bool:
-    """True if an error or one of its causes is a failure of devices or coordination service.
+    """True if an error, or one of its causes, comes from devices or the coordination service.
 
     Where JAX runs an executable or a copy at once, it raises such a failure as a `ValueError`.
     """
@@ -419,7 +419,7 @@ def _is_jax_failure(error: BaseException | None) -> bool:
 
 
 def _set_gloo_address(client: Any, address: str | None) -> None:
-    """Sets the address on which gloo's CPU collectives listen to one that other processes reach.
+    """Sets the address for gloo's CPU collectives to one that the other processes reach.
 
     By default gloo takes what the host's name stands for, which may be another interface, or
     127.0.1.1 on a Debian.

@@ -28,7 +28,7 @@ _LAUNCHERS = (
 
 
 class DistributedError(RuntimeError):
-    """The processes of a run cannot work together."""
+    """Error: the processes of a run cannot start or work together."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _runs_on_one_host() -> bool:
 
 
 def _launcher_run_id() -> str:
-    """Returns the launcher's id of the run, equal in all processes of a run.
+    """Returns the launcher's identifier of the run, the same in all processes of the run.
 
     Two steps of one job of Slurm are two runs, and so is a job that was put into the queue again.
     """

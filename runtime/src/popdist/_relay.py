@@ -18,7 +18,7 @@ from popdist._coordination_service import forward_bytes
 
 
 class CoordinatorRelay:
-    """Forwards one connection of this process from a local socket to the service."""
+    """Forwards a connection of this process between a local socket and the coordination service."""
 
     def __init__(self, service: socket.socket) -> None:
         """Listens at `address`. Args: `service`: a connection to the coordination service."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class RpcStats(NamedTuple):
-    """Number and size of requests to the coordination service.
+    """Count and bytes of requests to the coordination service, by purpose.
 
     Attributes:
         messages: requests, each with its answer.
@@ -20,7 +20,7 @@ class RpcStats(NamedTuple):
 
 
 class _CountingRpcClient:
-    """A client of the coordination service that counts its requests."""
+    """Wraps a client of the coordination service and counts its requests."""
 
     def __init__(self, client: Any) -> None:
         """Args: `client`: of JAX's coordination service."""
@@ -29,34 +29,34 @@ class _CountingRpcClient:
         self.rpc_stats = RpcStats(0, 0, 0)
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Sets the value of a key."""
+        """Sets the value of a key in the coordination service."""
         self._count_request(len(key) + len(value))
         self._client.key_value_set(key, value, allow_overwrite=allow_overwrite)
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """Returns all (key, value) pairs whose keys have a prefix."""
+        """Returns all (key, value) pairs of the coordination service whose keys have a prefix."""
         entries: list[tuple[str, str]] = self._client.key_value_dir_get(key)
         self._count_request(len(key), sum(len(name) + len(value) for name, value in entries))
         return entries
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
-        """Waits until a key is set, and returns its value."""
+        """Waits until a key of the coordination service is set, and returns its value."""
         value: str = self._client.blocking_key_value_get(key, milliseconds)
         self._count_request(len(key), len(value))
         return value
 
     def key_value_delete(self, key: str) -> None:
-        """Deletes a key, if it is set."""
+        """Deletes a key of the coordination service, if it is set."""
         self._client.key_value_delete(key)
         self._count_request(len(key))
 
     def key_value_increment(self, key: str, amount: int) -> int:
-        """Increments an integer value and returns it."""
+        """Increments an integer in the coordination service, and returns it."""
         self._count_request(len(key))
         return int(self._client.key_value_increment(key, amount))
 
     def wait_at_barrier(self, key: str, milliseconds: int) -> None:
-        """Waits until all processes have reached the barrier."""
+        """Waits until all processes of the run have reached the named barrier."""
         self._count_request(len(key))
         self._client.wait_at_barrier(key, milliseconds)
 

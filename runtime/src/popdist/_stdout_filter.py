@@ -10,7 +10,7 @@ from contextlib import suppress
 
 
 def drop_gloo_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the lines that gloo did not write.
+    """Yields the lines of an output that gloo did not write.
 
     Each of its messages is `[Gloo] Rank ...`, then the end of a line. It writes them in pieces, and
     several threads at once, so that pieces of one may follow the beginning or the end of another:

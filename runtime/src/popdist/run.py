@@ -134,7 +134,7 @@ def _wait_for_processes(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Kills the other processes, and prints which process failed first."""
+    """Kills the remaining processes of the run, and prints which process failed first."""
     end = time.monotonic() + GRACE
     while (first := _first_failed_process(processes)) is None and time.monotonic() < end:
         time.sleep(0.02)  # those that follow may end before the one they follow

@@ -23,7 +23,7 @@ INDEX = "arrays.json"
 
 
 class StoredArray(NamedTuple):
-    """Index entry of a stored array: file, shape, dtype.
+    """Index entry of an array that a checkpoint folder stores: file, shape, dtype.
 
     Attributes:
         file: its name.
@@ -38,7 +38,7 @@ class StoredArray(NamedTuple):
 
     @classmethod
     def from_array(cls, file: str, array: np.ndarray) -> StoredArray:
-        """Returns the index entry of an array in a file."""
+        """Returns the index entry of an array that is stored in a file."""
         offset = int(array.offset) if isinstance(array, np.memmap) else 0
         return cls(file, dtypes.dtype.as_dtype(array.dtype).name, array.shape, offset)
 
@@ -79,7 +79,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> dict[str, StoredArray]:
-    """Returns the index of a folder: an entry per variable name.
+    """Returns the index of a folder: an entry by name of each stored variable.
 
     Raises:
         ValueError: the index is damaged.
@@ -106,7 +106,7 @@ def file_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def read_packed(folder: Path, name: str, index_entry: StoredArray) -> np.ndarray:
-    """Returns the array `name` from an .npz file.
+    """Returns the named array from an .npz file (compressed checkpoints).
 
     Args:
         index_entry: the index entry, or the expected one if the index has none.
@@ -148,7 +148,7 @@ def map_file(
 
 # ---- conversions --------------------------------------------------------------------------------
 def check_conversion(name: str, source: str, array: np.ndarray, dtype: np.dtype) -> None:
-    """Raises ValueError unless an array can be converted to a variable's dtype.
+    """Raises ValueError unless a stored array can be converted to the variable's dtype.
 
     Args:
         name: of the variable; `source`: what the array comes from, for the message.
@@ -177,7 +177,7 @@ def check_conversion(name: str, source: str, array: np.ndarray, dtype: np.dtype)
 
 
 def _dtype_kind(dtype: np.dtype) -> str:
-    """Category of a dtype (such as float or int), within which arrays can be converted."""
+    """Category of a dtype (such as float or int): arrays can be converted within one category."""
     kind = dtypes.dtype.as_dtype(dtype)
     if kind.is_int:
         return "i"

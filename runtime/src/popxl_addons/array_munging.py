@@ -60,7 +60,7 @@ def repeat_axis(x: np.ndarray, n: int, axis: int = 0) -> np.ndarray:
 def split2D(  # noqa: N802 - PopXL's name
     x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int
 ) -> list[list[np.ndarray]]:
-    """Split `axis_1` into n_1 parts, and `axis_2` of each part into n_2 parts."""
+    """Split `axis_1` into n_1 pieces, and `axis_2` of each piece into n_2 pieces."""
     return [_split(row, n_2, axis_2) for row in _split(np.asarray(x), n_1, axis_1)]
 
 
@@ -114,7 +114,7 @@ def tensor_parallel_input(
     rf: int,
     repeat_fn: Callable[[np.ndarray, int], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Lay out stream input so that each tensor-parallel group's replicas get the same sample.
+    """Lay out stream input such that all replicas of a tensor-parallel group get the same sample.
 
     Replica r is member `r % tp` of data-parallel instance `r // tp`.
 
@@ -154,7 +154,7 @@ def tensor_parallel_output(
     tp_identical: bool = True,
     true_num_host_transfers: int | None = None,
 ) -> np.ndarray:
-    """Undo the layout of `tensor_parallel_input` in a stream's output.
+    """Undo the layout of `tensor_parallel_input` for a stream's output.
 
     Args:
         output_data: (num_host_transfers, rf, *data_shape); dims equal to 1 may be missing.
@@ -184,7 +184,7 @@ def pad_axis(x: np.ndarray, n: int, axis: int, value: int | float = 0) -> np.nda
 
 
 def squeeze_safe(x: np.ndarray, axis: int | Sequence[int] | None = None) -> np.ndarray:
-    """Drop those of the given axes (default: all) that have length 1; keep the other axes."""
+    """Drop those of the given axes (default: all) that have length 1, and keep the other axes."""
     axes = range(x.ndim) if axis is None else ([axis] if isinstance(axis, int) else axis)
     droppable = {handle_negative_axis(x, a) for a in axes}
     return np.squeeze(x, tuple(a for a in droppable if x.shape[a] == 1))

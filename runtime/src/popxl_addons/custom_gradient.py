@@ -71,7 +71,7 @@ def _check_unique(argument_name: str, tensors: list[Tensor]) -> None:
 def _provided_outputs(
     module: Module, fwd_graph: GraphWithNamedArgs, requested: Iterable[Tensor] | None
 ) -> list[Tensor]:
-    """Outputs whose gradients are inputs of `build_grad`; by default all outputs of `build`."""
+    """Forward outputs whose gradients are inputs of `build_grad`; by default all of `build`."""
     outputs = fwd_graph.graph.outputs
     provided = list(fwd_graph._build_outputs if requested is None else requested)
     if requested is not None:
@@ -92,7 +92,7 @@ def _provided_outputs(
 def _required_inputs(
     fwd_graph: GraphWithNamedArgs, requested: Iterable[Tensor] | None
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Inputs whose gradients are requested: non-variables, and variables by name."""
+    """Forward inputs whose gradients are requested: non-variables, and variables by name."""
     required = list(fwd_graph.graph.inputs if requested is None else requested)
     _check_unique("grads_required", required)
     names = {t: name for name, t in fwd_graph.args.to_dict().items()}
@@ -104,7 +104,7 @@ def _required_inputs(
 
 # ---- values of the forward graph ----------------------------------------------------------------
 def _expose_saved_values(fwd_graph: GraphWithNamedArgs) -> None:
-    """Add the values saved by `build` to the forward graph's outputs; only the first call does.
+    """Make the tensors that `build` saved in `aux` outputs of the forward graph, once.
 
     A tensor that was kept itself is an output of its own, after those of `build`, so that gradient
     graphs that programs write by hand find it there. One in a container, which is our extension,
@@ -124,7 +124,7 @@ def _expose_saved_values(fwd_graph: GraphWithNamedArgs) -> None:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists and mappings, in order."""
+    """Yield the tensors inside nested lists and mappings, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -135,7 +135,7 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 class _ForwardValues(Aux):
-    """`self.aux` while `build_grad` runs: values that `build` saved, as gradient graph inputs.
+    """`self.aux` inside `build_grad`: the values saved by `build`, as inputs of the gradient graph.
 
     An input is created when its value is first read.
     """

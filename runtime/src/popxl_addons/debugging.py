@@ -1,4 +1,4 @@
-"""Print ops that can be enabled by a log level.
+"""Print ops that run only if their log level is enabled.
 
 The environment variable MODEL_LOG_LEVEL (TRACE, DEBUG, INFO or WARN; default INFO) is read when
 a program is built: prints below it are not built at all.

@@ -18,7 +18,7 @@ _NEGATIVE = re.compile(r"-[0-9]+", re.ASCII)
 
 
 def sanitise(name: str | int) -> str:
-    """Replace characters that are not allowed in key components by `_`.
+    """Replace each character that a tree's key must not contain by `_`.
 
     Integers keep their digits, so that children of a list are `"0"`, `"1"`, ... `insert` rewrites
     no keys: a program that has names of another origin makes keys of them with this.
@@ -37,7 +37,7 @@ def _split_key(key: str | int) -> list[str]:
 
 
 def split_valid_key(key: str | int) -> list[str]:
-    """Split a dotted key; ValueError unless each component is a Python identifier or digits."""
+    """Split a dotted key of a tree; ValueError unless each component is an identifier or digits."""
     parts = _split_key(key)
     for part in parts:
         if not (part.isidentifier() or (part.isascii() and part.isdigit())):
@@ -49,7 +49,7 @@ def split_valid_key(key: str | int) -> list[str]:
 
 
 class DotTree(Generic[L]):
-    """A tree of named leaves of one type, in insertion order.
+    """A tree of leaves of one type with dotted names, in insertion order.
 
     `tree.a.b`, `tree["a.b"]` and `tree.get("a.b")` are the same leaf; integers name the children
     of lists: `tree[0]` is `tree["0"]`, and negative ones count from the largest: `tree[-1]`.
@@ -197,7 +197,7 @@ class DotTree(Generic[L]):
                 yield key, value
 
     def keys(self) -> list[str]:
-        """Return the names on the first level."""
+        """Return the names of leaves and subtrees on the first level."""
         return list(self._map)
 
     def keys_flat(self) -> list[str]:
@@ -213,7 +213,7 @@ class DotTree(Generic[L]):
         return [leaf for _, leaf in self._flat()]
 
     def len(self) -> int:
-        """Return the number of names on the first level."""
+        """Return the number of leaves and subtrees on the first level."""
         return len(self._map)
 
     def len_flat(self) -> int:
@@ -248,7 +248,7 @@ class DotTree(Generic[L]):
         return cls.from_dict(OrderedDict(zip(keys, values, strict=False)))
 
     def to_mapping(self, values: DotTree[V]) -> dict[L, V]:
-        """Map each leaf to the leaf of the same name in the tree `values`.
+        """Map each leaf of this tree to the leaf of the same name in the tree `values`.
 
         Names that only one of the trees has are left out: a graph may be bound in steps.
         """
@@ -261,5 +261,5 @@ class DotTree(Generic[L]):
 
 
 def to_mapping(key: DotTree[K], value: DotTree[V]) -> dict[K, V]:
-    """Map a leaf or a tree's leaves to the values of the same names; see `DotTree.to_mapping`."""
+    """Map a tree's leaves, or a leaf, to values of the same names; see `DotTree.to_mapping`."""
     return key.to_mapping(value)

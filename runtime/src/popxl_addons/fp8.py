@@ -27,7 +27,7 @@ SCALE, HISTORY, STEP = "scale", "amax_history", "step"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Base class of FP8 scaling recipes: `CurrentScaling` and `DelayedScaling`.
+    """Base class of FP8 scaling recipes, which are `CurrentScaling` and `DelayedScaling`.
 
     Attributes:
         format: "hybrid": e4m3 forwards, e5m2 for gradients; "e4m3": e4m3 for all.
@@ -40,12 +40,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class CurrentScaling(Recipe):
-    """FP8 scaling by the amax of each matmul's current operands; stateless."""
+    """FP8 scaling by the amax (largest magnitude) of each matmul's current operands; stateless."""
 
 
 @dataclass(frozen=True)
 class DelayedScaling(Recipe):
-    """FP8 scaling by the amax history of earlier steps.
+    """FP8 scaling by the amaxes (largest magnitudes) that a matmul's operands had in earlier steps.
 
     Attributes:
         history: number of steps that are remembered.
@@ -59,7 +59,7 @@ class DelayedScaling(Recipe):
 
     @property
     def variables(self) -> dict[str, np.ndarray]:
-        """Return initial values of a matmul's scales and amax histories.
+        """Return initial values of the scales and amax histories of one matmul.
 
         Both are in the order of `popxl.ops.fp8.OPERANDS`.
 
@@ -73,7 +73,7 @@ class DelayedScaling(Recipe):
         return values | ({STEP: np.zeros((), np.int32)} if self.interval > 1 else {})
 
     def update(self, state: NamedTensors, amax: popxl.Tensor) -> NamedTensors:
-        """Return updated scales and amax histories of a matmul, after a weight update.
+        """Return the new scales and amax histories of one matmul, for the next optimizer step.
 
         Args:
             state: their values.
@@ -174,7 +174,7 @@ class FP8Product(MatrixProduct):
         )
 
     def _add_scaling_state(self) -> popxl.Tensor | None:
-        """Add the input `scale` and the factories of the remaining state; None without state."""
+        """Add the input `scale`, and factories of the other scaling state; None if stateless."""
         if not isinstance(self.recipe, DelayedScaling):
             return None
         facts = {
@@ -202,7 +202,7 @@ class FP8Factory(VariableFactory):
 
 
 def names_of_fp8_products(facts: NamedVariableFactories) -> list[str]:
-    """Names of the matmuls with FP8 state; their variables are `<name>.scale` and so on."""
+    """Names of the matmuls that have FP8 state; `<name>.scale` is one of each one's variables."""
     names = facts.of_kind("fp8").keys_flat()
     return [n.removesuffix(f".{SCALE}") for n in names if n.endswith(f".{SCALE}")]
 
@@ -213,7 +213,7 @@ def update_fp8(
     variables: NamedTensors,
     amaxes: NamedTensors,
 ) -> None:
-    """Update a module's FP8 state in place, after a weight update.
+    """Update a module's FP8 scales and amax histories in place, after an optimizer step.
 
     What is observed on any replica counts for all: their scales stay the same.
 

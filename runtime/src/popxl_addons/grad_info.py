@@ -1,4 +1,4 @@
-"""Construction of `GradGraphInfo` for gradient graphs that this package's transforms make."""
+"""Construction of `GradGraphInfo`: the forward tensors that a gradient graph's inputs stand for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Connection = tuple[popxl.Tensor, ExpectedConnectionType]
 
 
 def fwd(t: popxl.Tensor) -> Connection:
-    """Return a connection to a tensor of the forward graph."""
+    """Return a connection: the gradient graph's input or output stands for forward tensor `t`."""
     return t, ExpectedConnectionType.Fwd
 
 
 def fwd_grad(t: popxl.Tensor) -> Connection:
-    """Return a connection to the gradient of a forward tensor."""
+    """Return a connection: the gradient graph's input or output stands for the gradient of `t`."""
     return t, ExpectedConnectionType.FwdGrad
 
 
 def is_fwd(connection: ExpectedConnection) -> bool:
-    """True if a connection is to a forward tensor; false if it is to its gradient."""
+    """True if a connection stands for a forward tensor; false if for the gradient of one."""
     return connection.connection_type is ExpectedConnectionType.Fwd
 
 
@@ -31,7 +31,7 @@ def make_grad_graph_info(
     inputs: Iterable[Connection | ExpectedConnection],
     outputs: Iterable[Connection | ExpectedConnection],
 ) -> GradGraphInfo:
-    """Create the `GradGraphInfo` of a gradient graph of the graph `forward`.
+    """Create a gradient graph's `GradGraphInfo`, which connects it to the graph `forward`.
 
     Args:
         graph: the gradient graph. It may have further inputs after the expected ones.

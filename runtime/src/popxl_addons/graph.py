@@ -21,7 +21,7 @@ AutodiffMethod = Literal["auto", "build_grad", "autodiff"]
 
 
 class _NamedValues:
-    """Base class of values that are accessed by key or attribute; subclasses restrict access.
+    """Base class of named values with access by key or attribute; subclasses restrict access.
 
     Python's own attributes begin with an underscore.
     """
@@ -54,7 +54,7 @@ class _NamedValues:
 
 
 class Aux(_NamedValues):
-    """Values that a module's `build` saves for its `build_grad`.
+    """Values that a module's `build` saves for its hand-written `build_grad`.
 
     They can be set while `build` runs, and read while `build_grad` runs; `in` works always.
     """
@@ -71,7 +71,7 @@ class Aux(_NamedValues):
 
 
 class VarGrad(_NamedValues):
-    """Gradients of a module's variables, set in its `build_grad`.
+    """Gradients of a module's variables, which its hand-written `build_grad` sets.
 
     Args:
         variables: of the forward graph; None where `build_grad` does not run.
@@ -112,7 +112,7 @@ def check_same_spec(description: str, gradient: popxl.Tensor, t: popxl.Tensor) -
 
 
 class BoundGraph:
-    """A graph with some inputs bound to tensors; calls pass the remaining ones.
+    """A graph with some inputs bound to tensors; a call passes the remaining inputs.
 
     Args:
         args: tensors of the graph that will call, by the input tensors of `graph`.
@@ -136,12 +136,12 @@ class BoundGraph:
         return self.call_with_info(*targs, args=args).outputs
 
     def call_with_info(self, *targs: Inputs, args: TensorMap | None = None) -> CallSiteInfo:
-        """Call the graph with the unbound inputs; returns the call site's information."""
+        """Call the graph with its unbound inputs; returns the call op's `CallSiteInfo`."""
         merged = {**self.args, **(args or {})}
         return ops.call_with_info(self.graph, *targs, inputs_dict=merged)
 
     def bind(self, args: TensorMap) -> BoundGraph:
-        """Return a graph with further inputs bound; later bindings take precedence."""
+        """Return the graph with further inputs bound to tensors; later bindings take precedence."""
         return BoundGraph(self.graph, {**self.args, **args})
 
     def subgraph_io_map(
@@ -150,7 +150,7 @@ class BoundGraph:
         args: TensorMap | None = None,
         outs: Iterable[popxl.Tensor] | None = None,
     ) -> dict[popxl.Tensor, popxl.Tensor]:
-        """Map the graph's inputs and, if `outs` is given, outputs to the caller's tensors."""
+        """Map inputs and, if `outs` is given, outputs of the graph to the caller's tensors."""
         merged = {**self.args, **(args or {})}
         free = [t for t in self.graph.inputs if t not in merged]
         pairs = dict(zip(free, targs, strict=False))
@@ -194,7 +194,7 @@ class GraphWithNamedArgs:
     def from_grad_graph(
         cls, grad_graph_info: GradGraphInfo, args: NamedTensors | None = None
     ) -> GraphWithNamedArgs:
-        """Wrap the gradient graph of `grad_graph_info` with named inputs."""
+        """Wrap a gradient graph; `args` names some of its inputs."""
         return cls(grad_graph_info.graph, args, grad_graph_info)
 
     @property
@@ -272,7 +272,7 @@ class GraphWithNamedArgs:
 
     # ---- Python ---------------------------------------------------------------------------------
     def copy(self) -> GraphWithNamedArgs:
-        """Return the same graph with a copied tree of named inputs."""
+        """Return the same graph with a copied tree of input names."""
         out = GraphWithNamedArgs(
             self.graph,
             self.args.copy(),
@@ -286,7 +286,7 @@ class GraphWithNamedArgs:
         return out
 
     def print_schedule(self) -> str:
-        """Return a printable list of the graph's ops in execution order."""
+        """Return the graph's ops in execution order as text."""
         return str(self.graph)
 
     def __repr__(self) -> str:
@@ -294,5 +294,5 @@ class GraphWithNamedArgs:
 
 
 def names_of(args: NamedTensors) -> Mapping[popxl.Tensor, str]:
-    """Map each tensor of a tree to its name."""
+    """Map each tensor of a tree of named tensors to its dotted name."""
     return {t: name for name, t in args.to_dict().items()}

@@ -1,4 +1,4 @@
-"""Cache of graphs, keyed by function and arguments."""
+"""Cache of graphs, keyed by the function that builds them and its arguments."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def bound_arguments(fn: Any, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]
 
 
 def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
-    """Key of a tensor argument: equal if the same graph can be called with the tensors."""
+    """Hash key of a tensor argument: equal if the same graph can be called with either tensor."""
     return "tensor", t.shape, t.dtype, t.meta_shape, t.meta_shape.shards
 
 
 def argument_hash(arg: Any) -> Hashable:
-    """Key of an argument: equal for arguments that give the same graph.
+    """Hash key of an argument: equal if the function builds the same graph with either value.
 
     Objects that have a hash of their own but no equality are equal if their hashes are.
 
@@ -54,12 +54,12 @@ def argument_hash(arg: Any) -> Hashable:
 
 
 def get_function_hash(fn: Any, *args: Any, **kwargs: Any) -> Hashable:
-    """Key of the graph of `fn` with these arguments; modules with equal hashes share graphs."""
+    """Hash key of the graph that `fn` builds; modules with equal hashes share graphs."""
     return type(fn), hash(fn), argument_hash(bound_arguments(fn, *args, **kwargs))
 
 
 class GraphCache:
-    """Cache of graphs, keyed by function and arguments."""
+    """Cache of graphs, keyed by the function that builds them and its arguments."""
 
     def __init__(self) -> None:
         self._graphs: dict[Hashable, popxl.Graph] = {}

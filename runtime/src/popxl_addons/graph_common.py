@@ -23,12 +23,12 @@ def as_graph(graph: popxl.Graph | GraphWithNamedArgs | BoundGraph) -> popxl.Grap
 
 
 def as_grad_graph_info(info: GradGraphInfo | GraphWithNamedArgs) -> GradGraphInfo:
-    """Return the `GradGraphInfo`, given itself or a gradient graph with named inputs."""
+    """Return `GradGraphInfo` as it is, or that of a gradient graph with named inputs."""
     return info if isinstance(info, GradGraphInfo) else info.grad_graph_info
 
 
 def as_called_graphs_grad_info(
     infos: CalledGraphsGradInfoLike | None,
 ) -> dict[popxl.Graph, GradGraphInfo]:
-    """Convert a mapping to popxl graphs and `GradGraphInfo`; None gives an empty mapping."""
+    """Convert the keys to popxl graphs and the values to `GradGraphInfo`; None gives {}."""
     return {as_graph(g): as_grad_graph_info(i) for g, i in (infos or {}).items()}

@@ -1,4 +1,4 @@
-"""Modules: classes that build graphs, whose variables are named inputs."""
+"""Modules: classes whose `build` adds ops to a graph, with variables as named inputs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Module(popxl.Module):
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the variables of the last build, here and in submodules."""
+        """Forget the variables of the last build, of this module and its submodules."""
         self._factories = NamedVariableFactories()
         self._args = NamedTensors()
         self.called_graphs_grad_info: dict[popxl.Graph, GradGraphInfo] = {}
@@ -125,7 +125,7 @@ class Module(popxl.Module):
 
     @classmethod
     def from_list(cls, sub_modules: list[Module]) -> Any:
-        """Create a module that contains other modules: `layers[0]`, `for layer in layers`."""
+        """Create a module that contains other modules, accessed as `layers[0]` or by iteration."""
         self = cls()
         for i, module in enumerate(sub_modules):
             setattr(self, str(i), module)
@@ -133,14 +133,14 @@ class Module(popxl.Module):
 
     @classmethod
     def from_variable_factories(cls, inputs: list[VariableFactory]) -> Any:
-        """Create a module with a variable input in the current graph per factory: `inputs[0]`."""
+        """Create a module with a variable input of the current graph for each of the factories."""
         self = cls()
         for i, factory in enumerate(inputs):
             self.add_variable_factory(factory, str(i))
         return self
 
     def get(self, key: str | int) -> Any:
-        """Return the submodule or variable input at a key; raises KeyError if there is none."""
+        """Return the submodule or variable input of a name; raises KeyError if there is none."""
         name = str(key)
         return self._submodules[name] if name in self._submodules else self._args.get(name)
 
@@ -168,7 +168,7 @@ class Module(popxl.Module):
         return self._register(name, variable_f.create_input(), variable_f)
 
     def register_hidden_variable(self, variable_f: VariableFactory, name: str) -> None:
-        """Register a variable of this module that is not an input of any graph.
+        """Register a variable that this module uses but that is not an input of a graph.
 
         It is made, stored and saved with the others, for what happens between calls.
 
@@ -232,7 +232,7 @@ class Module(popxl.Module):
     def add_variable_inputs(
         self, name: str | int, variable_f: NamedVariableFactories, overwrite: bool = False
     ) -> NamedTensors:
-        """Add inputs to the current graph for all variables of another graph, named under `name`.
+        """Add all variables of another graph as inputs of the current graph, named under `name`.
 
         Returns:
             The inputs, to bind that graph to.
@@ -262,7 +262,7 @@ class Module(popxl.Module):
     def _collect_variables(
         self, prefix: str = ""
     ) -> Iterator[tuple[str, Tensor | None, VariableFactory]]:
-        """Name, graph input (None if hidden) and factory of the variables.
+        """Yield name, graph input (None if hidden) and factory of this module's variables.
 
         Those of this module and its submodules.
         """
@@ -349,7 +349,7 @@ class Module(popxl.Module):
         grads_provided: ChooseTensors | None = None,
         grads_required: ChooseTensors | None = None,
     ) -> Callable[..., tuple[Tensor, ...]]:
-        """Call another module as a graph with its own gradient graph.
+        """Call another module as a graph of its own, with its own gradient graph.
 
         Args:
             name: of its variables in this module; default: the attribute it was set as.
@@ -394,7 +394,7 @@ class Module(popxl.Module):
         return overrides(type(self), Module, "build_grad")
 
     def build_grad(self, *args: Any, **kwargs: Any) -> Tensors:
-        """Build the gradient of `build`; optional, written by hand in subclasses.
+        """Build the gradient of `build` by hand; optional, for subclasses.
 
         It gets the gradient of each provided output, finds in `self.aux` what `build` kept there,
         puts the gradients of variables into `self.var_grad`, and returns those of the required
@@ -435,7 +435,7 @@ class Module(popxl.Module):
 
     @contextmanager
     def _gradient_context(self, aux: Aux, var_grad: VarGrad) -> Iterator[VarGrad]:
-        """Context manager that makes `aux` and `var_grad` available to `build_grad`."""
+        """Context manager that gives `build_grad` its saved values (`aux`) and `var_grad`."""
         kept, self.aux, self.var_grad = self.aux, aux, var_grad
         try:
             yield var_grad
@@ -455,7 +455,7 @@ class Module(popxl.Module):
 
 
 def _reachable_graphs(graph: popxl.Graph) -> dict[popxl.Graph, None]:
-    """Return all graphs that running `graph` can run, without itself."""
+    """Return all graphs that a run of `graph` can call, directly or not, without itself."""
     reachable: dict[popxl.Graph, None] = {}
     todo = list(graph.called_graphs)
     while todo:
@@ -467,7 +467,7 @@ def _reachable_graphs(graph: popxl.Graph) -> dict[popxl.Graph, None]:
 
 
 def _flatten_tensors(values: Iterable[Any]) -> list[Any]:
-    """Flatten lists of arguments; returns the tensors in order."""
+    """Flatten nested lists of arguments; returns their tensors in order."""
     tensors: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):

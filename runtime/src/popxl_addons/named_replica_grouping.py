@@ -1,4 +1,4 @@
-"""Named replica groupings, and groupings within machines and link domains.
+"""Trees of replica groupings by name; groupings within instances and link domains.
 
 An *instance* is one process of a distributed program. PopXL's *IPU-link domain* (ILD) is the set
 of replicas joined by the fast interconnect: here that is the replicas of one instance, unless the
@@ -32,12 +32,12 @@ class NamedReplicaGrouping(DotTree[ReplicaGrouping]):
 def fill_none_group(
     rg: ReplicaGrouping | None, none_value: ReplicaGrouping | None
 ) -> ReplicaGrouping | None:
-    """Return `rg`; `none_value` if it is None."""
+    """Return the replica grouping `rg`, or `none_value` if it is None."""
     return none_value if rg is None else rg
 
 
 def _split_into_blocks(grouping: ReplicaGrouping | None, block: int) -> ReplicaGrouping:
-    """Split replica groups at multiples of `block` replicas."""
+    """Split replica groups at multiples of `block` replicas, so that none crosses one."""
     ir = popxl.gcg().ir
     grouping = ir.replica_grouping() if grouping is None else grouping
     pairs = [(group, replica // block) for replica, group in enumerate(grouping.assignment)]
@@ -50,12 +50,12 @@ def _split_into_blocks(grouping: ReplicaGrouping | None, block: int) -> ReplicaG
 def get_instance_replica_grouping(
     replica_grouping: ReplicaGrouping | None = None,
 ) -> ReplicaGrouping:
-    """Split replica groups (default: all replicas) at the borders of instances."""
+    """Split replica groups (default: all replicas) so that each is within one process instance."""
     return _split_into_blocks(replica_grouping, popxl.gcg().ir.instance_replication_factor)
 
 
 def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
-    """True if any group spans several instances."""
+    """True if any replica group has replicas of several process instances."""
     return get_instance_replica_grouping(replica_grouping) != replica_grouping
 
 
@@ -64,7 +64,7 @@ _ILD_SIZE = 64
 
 
 def get_ild_size_from_popdist() -> int:
-    """Number of replicas in a link domain.
+    """Number of replicas in an IPU link domain, as the launcher says; default 64 or all.
 
     Launchers say it as `ipuLinkDomainSize` of the JSON object in the environment variable
     POPLAR_TARGET_OPTIONS; otherwise it is 64, or all replicas if there are fewer.
@@ -87,7 +87,7 @@ def get_ild_size_from_popdist() -> int:
 
 
 def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) -> ReplicaGrouping:
-    """Split replica groups (default: all replicas) at the borders of link domains.
+    """Split replica groups (default: all replicas) so that each is within one link domain.
 
     Raises:
         ValueError: the grouping has a stride that exceeds the size of a link domain.
@@ -105,5 +105,5 @@ def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) ->
 
 
 def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:
-    """True if any group spans several link domains."""
+    """True if any replica group has replicas of several link domains."""
     return get_ild_replica_grouping(replica_grouping) != replica_grouping

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class NamedRemoteBuffers(DotTree[popxl.RemoteBuffer]):
-    """A tree of remote buffers by name."""
+    """A tree of remote buffers (host memory) by name."""
 
 
 # ---- buffers ------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def create_remote_buffer(
 def create_buffer_for_spec(
     spec: popxl.TensorSpec, entries: int, group: ReplicaGrouping | None, shards: int
 ) -> popxl.RemoteBuffer:
-    """Create a remote buffer for tensors of `spec`, or for `shards` padded shards of each."""
+    """Create a remote buffer for tensors of `spec`, full or as `shards` padded shards each."""
     if spec.meta_shape or shards == 1:
         buffer = popxl.remote_buffer(spec.shape, spec.dtype, entries)
         buffer.meta_shape = spec.meta_shape
@@ -76,7 +76,7 @@ def create_buffer_for_spec(
 
 
 def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers:
-    """Create a remote buffer with `entries` entries for each tensor, by its name."""
+    """Create a remote buffer of `entries` entries for each tensor, under the tensor's name."""
     names, ts = tensors.unpack()
     return NamedRemoteBuffers.pack(
         names, [create_buffer_for_spec(t.spec, entries, None, 1) for t in ts]
@@ -89,7 +89,7 @@ def named_variable_buffers(
     shard_over_dict: Mapping[str, int] | int | bool = True,
     sharded_threshold: int = 0,
 ) -> NamedRemoteBuffers:
-    """Create a remote buffer with `entries` entries for each factory's variable, by name.
+    """Create a remote buffer of `entries` entries for each factory's variables, by name.
 
     Args:
         shard_over_dict: over how many replicas variables are sharded: True: over their whole
@@ -140,12 +140,12 @@ def _variable_buffer(factory: VariableFactory, entries: int, shards: int) -> pop
 
 # ---- load and store -----------------------------------------------------------------------------
 def grow_buffer(buffer: popxl.RemoteBuffer, entries: int) -> None:
-    """Enlarge a buffer to at least `entries` entries."""
+    """Enlarge a remote buffer to at least `entries` entries."""
     buffer.entries = max(buffer.entries, entries)
 
 
 def _sort_by_name(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffers:
-    """Sort buffers by dotted name and enlarge them to `entries` entries."""
+    """Sort remote buffers by dotted name, and enlarge them to `entries` entries."""
     ordered = NamedRemoteBuffers.from_dict(dict(sorted(buffers.to_dict().items())))
     for buffer in ordered.values_flat():
         grow_buffer(buffer, entries)
@@ -155,7 +155,7 @@ def _sort_by_name(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffe
 def load_remote(
     buffers: NamedRemoteBuffers, entry: int | popxl.Tensor = 0, use_io_tiles: bool = False
 ) -> NamedTensors:
-    """Load entry `entry` of each remote buffer in the current graph.
+    """Load entry number `entry` of each remote buffer, in the current graph.
 
     Args:
         use_io_tiles: load on IO tiles and copy to compute tiles.
@@ -177,7 +177,7 @@ def store_remote(
     entry: int | popxl.Tensor = 0,
     use_io_tiles: bool = False,
 ) -> None:
-    """Store each tensor at entry `entry` of the remote buffer of its name, in this graph.
+    """Store each tensor to entry number `entry` of the remote buffer of its name.
 
     Raises:
         KeyError: a buffer has no tensor.
@@ -198,7 +198,7 @@ _ENTRY = popxl.TensorSpec((), popxl.int32)
 def load_remote_graph(
     buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """Create a graph that loads one entry of each remote buffer.
+    """Create a graph that loads the same entry of each remote buffer, by its number.
 
     Args:
         entries: buffers with fewer entries are grown to so many.
@@ -222,7 +222,7 @@ def load_remote_graph(
 def store_remote_graph(
     buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False
 ) -> GraphWithNamedArgs:
-    """Create a graph that stores one entry of each remote buffer.
+    """Create a graph that stores tensors to the same entry of each remote buffer, by its number.
 
     Args:
         entries: buffers with fewer entries are grown to so many.

@@ -53,12 +53,12 @@ def route_tensor_into_graph(
 
 
 def _calling_ops(graph: Any) -> list[Any]:
-    """Return the call sites of a graph: the ops that run it."""
+    """Return the ops that call or run a graph, its call sites."""
     return list(graph._call_sites)
 
 
 def _check_callers(owner: Graph, graph: Graph) -> None:
-    """Raise an error unless all calls of `graph` come from `owner`, directly or through others."""
+    """Raise an error unless every call of `graph` can be traced back to a call from `owner`."""
     for site in _calling_ops(graph):
         if "then" in site.attrs:
             raise NotImplementedError(
@@ -75,7 +75,7 @@ def _check_callers(owner: Graph, graph: Graph) -> None:
 
 
 def _route_through_calls(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
-    """Return the tensor's counterpart in `graph`, to which each call site passes it."""
+    """Add inputs for an outer tensor to `graph` and to all its callers; returns `graph`'s input."""
     if graph is tensor._graph:
         return tensor
     routed = graph._routed

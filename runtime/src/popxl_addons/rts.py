@@ -55,7 +55,7 @@ def _tile_context(use_io_tiles: bool) -> AbstractContextManager[Any]:
 def _group_replicas_by_key(
     grouping: ReplicaGrouping, key: Callable[[int, int, int], tuple[int, ...]]
 ) -> ReplicaGrouping:
-    """Group replicas by `key(replica, group, rank in the group)`."""
+    """Group all replicas by `key(replica, group, rank in the group)`."""
     keys: dict[int, tuple[int, ...]] = {}
     for group, members in enumerate(grouping.groups):
         keys.update({r: key(r, group, place) for place, r in enumerate(members)})
@@ -88,7 +88,7 @@ def create_mapping_graph(
     fn: Callable[[str, popxl.Tensor], popxl.Tensor],
     use_io_tiles: bool = False,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """Create a graph that maps each input t to `fn(name, t)`, optionally on IO tiles.
+    """Create a graph that applies `fn(name, t)` to each input t, optionally on IO tiles.
 
     Args:
         tensors: tensors, or what has their `name`, `shape`, `dtype` and `meta_shape`.
@@ -133,7 +133,7 @@ def all_gather_replica_sharded_graph(
 
 # ---- reduce -------------------------------------------------------------------------------------
 def _refines(fine: ReplicaGrouping, coarse: ReplicaGrouping) -> bool:
-    """True if each group of `fine` is a subset of a group of `coarse`."""
+    """True if each replica group of `fine` lies within one group of `coarse`."""
     return all(len({coarse.assignment[r] for r in members}) == 1 for members in fine.groups)
 
 
@@ -143,7 +143,7 @@ def reduce_replica_sharded_tensor(
     replica_group: ReplicaGrouping | None = None,
     shard_group: ReplicaGrouping | None = None,
 ) -> popxl.Tensor:
-    """Reduce `t` over `replica_group` and shard the result over `shard_group`.
+    """Reduce `t` over the replicas of `replica_group`, and shard the result over `shard_group`.
 
     Args:
         op: reduction, such as "add" or "mean" (over `replica_group`).
@@ -187,7 +187,7 @@ def reduce_replica_sharded_graph(
     shard_groups: NamedReplicaGrouping | None = None,
     replica_group: ReplicaGrouping | None = None,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """Create a graph that applies `reduce_replica_sharded_tensor` to each tensor.
+    """Create a graph that reduces and shards each tensor by `reduce_replica_sharded_tensor`.
 
     Args:
         tensors: tensors of the specs that the graph will be called with, or variable factories.

@@ -14,7 +14,7 @@ from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 
 
 def effective_shards(shape: Iterable[int], shards: int) -> int:
-    """Number of shards of a tensor of `shape` if `shards` are requested: that number or 1."""
+    """Number of shards of a tensor of `shape`: the requested `shards` if they are equal, else 1."""
     elements = math.prod(shape)
     return 1 if elements < shards or elements % shards else shards
 

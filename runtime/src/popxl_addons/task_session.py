@@ -81,7 +81,7 @@ class TaskSession(Session):
 
     @property
     def dataloader(self) -> Any:
-        """The loader of the task's data, kept here for the program, or None.
+        """Data loader of the task, stored here so that checkpoints save its position, or None.
 
         Its position is part of checkpoints: it has `save(filename)` and `resume(filename=...)`.
 
@@ -120,7 +120,7 @@ class TaskSession(Session):
     def load_from_session(
         self, src: TaskSession, report_missing: ReportMissingMethods = "none"
     ) -> None:
-        """Copy the values of equally named variables from another session.
+        """Copy values from another session's variables to those of the same names here.
 
         Args:
             report_missing: what to do about names that only one of the sessions has: nothing,
@@ -137,7 +137,7 @@ class TaskSession(Session):
     def _write_arrays_by_name(
         self, arrays: Mapping[str, np.ndarray], current: Mapping[str, np.ndarray], source: str
     ) -> None:
-        """Write arrays to variables by name; check all before writing any."""
+        """Write host arrays to the variables of their names; checks all before it writes any."""
         for name, array in arrays.items():
             check_conversion(name, source, array, current[name].dtype)
         variables = self.state.to_dict()
@@ -255,7 +255,7 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 
 def _file_of(array: Any) -> Path:
-    """Return the path of a memory map's file."""
+    """Return the path of the file that a memory map is on."""
     return Path(str(array.filename))
 
 
@@ -269,7 +269,7 @@ def _file_name(name: str, array: np.ndarray) -> str:
 
 
 def _index_entries(arrays: Mapping[str, np.ndarray]) -> dict[str, StoredArray]:
-    """Return the index entries of variables as a checkpoint stores them.
+    """Return the index entries under which a checkpoint stores variables.
 
     Raises:
         ValueError: two memory maps are files of one name in different folders.
@@ -304,7 +304,7 @@ def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
 def _saved_index_entries(
     model: Path, current: Mapping[str, np.ndarray]
 ) -> dict[str, StoredArray | None]:
-    """Read a checkpoint's index entry of each variable; None for files that no index lists."""
+    """Read the index entry of each variable in a checkpoint; None for files not in the index."""
     index = {n: entry for n, entry in read_index(model).items() if (model / entry.file).exists()}
     maps = {n for n, array in current.items() if isinstance(array, np.memmap)}
     own = {n: _file_name(n, array) for n, array in current.items() if n not in index}
@@ -319,7 +319,7 @@ def _saved_index_entries(
 def _load_array(
     model: Path, name: str, index_entry: StoredArray | None, current: np.ndarray
 ) -> np.ndarray:
-    """Load a checkpoint's array for the variable whose current value is `current`."""
+    """Load a checkpoint's array for a variable; its present value `current` gives the default."""
     own = StoredArray.from_array(_file_name(name, current), current)
     if (index_entry or own).file.endswith(".npz"):
         return read_packed(model, name, index_entry or own)
@@ -356,7 +356,7 @@ def _warn_or_raise(message: str, method: ReportMissingMethods) -> None:
 
 
 def write_variables_pb(session: Session, weights: Mapping[Variable, np.ndarray]) -> None:
-    """Write variables of a session in chunks, with log lines of the progress."""
+    """Write a session's variables in chunks, with a log line after each."""
     items = list(weights.items())
     chunk = max(1, len(items) // 10)
     for i in range(0, len(items), chunk):

@@ -72,7 +72,7 @@ class WeightsDict(MutableMapping[Variable, np.ndarray]):
 
 @contextmanager
 def null_context() -> Iterator[None]:
-    """Return a context manager that does nothing."""
+    """Return a context manager without effect."""
     yield
 
 
@@ -104,7 +104,7 @@ def active_wandb_run() -> Any:
 
 
 def suffix_graph_name(name: str, suffix: str) -> str:
-    """Return the name of a graph derived from `name`: `f_subgraph(0)` -> `f_grad`."""
+    """Return the name of a graph made from another: `f_subgraph(0)` with `grad` gives `f_grad`."""
     return f"{_SUBGRAPH.sub('', name)}_{suffix}"
 
 

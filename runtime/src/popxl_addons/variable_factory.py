@@ -35,7 +35,7 @@ host_scalar_tensor_types = (float, int, bool, np.number, np.bool_, *host_tensor_
 
 
 def _iterate_data(data_iter: Any) -> Iterator[Any]:
-    """Iterate over a variable's data, one item per variable; ValueError if it is no data source."""
+    """Iterate over data for successive variables; ValueError unless `data_iter` gives data."""
     if callable(data_iter):
         return (data_iter() for _ in itertools.repeat(None))
     if isinstance(data_iter, (np.ndarray, np.generic, float, int)) or hasattr(data_iter, "numpy"):
@@ -50,7 +50,7 @@ def _iterate_data(data_iter: Any) -> Iterator[Any]:
 
 
 class VariableFactory:
-    """Creates variables of one shape and dtype, with data from an iterator.
+    """Creates variables of one shape and dtype; an iterator gives the data of each.
 
     Args:
         data_iter: where the data come from: a callable called for each item, an iterable of
@@ -135,7 +135,7 @@ class VariableFactory:
 
     @property
     def shape_on_host(self) -> tuple[int, ...]:
-        """Shape of a variable's host data: with several replica groups, they are axis 0."""
+        """Shape of a variable's host data; axis 0 are the replica groups, if there are several."""
         groups = self.replica_grouping.num_groups
         return ((groups,) if groups > 1 else ()) + self.shape_on_replica
 
@@ -270,7 +270,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         return NamedReplicaGrouping.pack(names, [f.replica_grouping for f in factories])
 
     def of_kind(self, kind: Kind) -> NamedVariableFactories:
-        """Return the factories of one kind, such as "parameter"."""
+        """Return the factories of one kind of variable, such as "parameter"."""
         factories = {n: f for n, f in self.to_dict().items() if f.kind == kind}
         return NamedVariableFactories.from_dict(factories)
 
@@ -284,7 +284,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
     def _create_tensors(
         self, create: Callable[[str, VariableFactory], popxl.Tensor]
     ) -> NamedTensors:
-        """Create variables in sorted order of their names.
+        """Create a variable by each factory, in sorted order of the names.
 
         A seeded generator thus gives each the same data whatever the order of this tree.
         """
@@ -355,7 +355,7 @@ def add_variable_input(
     by_ref: bool = False,
     replica_grouping: ReplicaGrouping | None = None,
 ) -> tuple[popxl.Tensor, VariableFactory]:
-    """Add a graph input for a variable; arguments as for `VariableFactory`.
+    """Add a graph input for a variable to the current graph; arguments as for `VariableFactory`.
 
     Returns:
         The input and the factory of its variables.

@@ -53,7 +53,7 @@ class Embedding(Module):
 
     @staticmethod
     def get_vocab_shard_size(vocab_size: int, n_shards: int) -> int:
-        """Rows of each vocabulary shard, rounded up to a multiple of 16."""
+        """Number of rows of each vocabulary shard, a multiple of 16."""
         rows = -(-vocab_size // n_shards)
         return -(-rows // MULTISLICE_MAGIC_NUMBER) * MULTISLICE_MAGIC_NUMBER
 

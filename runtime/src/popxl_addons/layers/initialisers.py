@@ -17,7 +17,7 @@ def normal(shape: Sequence[int], std: float = 0.02) -> Callable[[], np.ndarray]:
 
 
 def zeros(shape: Sequence[int]) -> Callable[[], np.ndarray]:
-    """Return a function that makes an array of zeros, which takes no memory: a broadcast view."""
+    """Return a function that makes arrays of zeros as broadcast views, which take no memory."""
     return partial(np.broadcast_to, np.float32(0), tuple(shape))
 
 

@@ -9,7 +9,7 @@ from popxl import dtypes, fp8_utils
 
 @dataclass(frozen=True)
 class FpDef(fp8_utils.FpDef):
-    """A floating-point number format and its limits.
+    """A floating-point number format with its largest value and its exponents' limits.
 
     Attributes:
         max_value: largest finite number.
@@ -35,7 +35,7 @@ float8_143_def = _with_limits(fp8_utils.float8_143_def, 240, 7, -10)
 
 
 def fp8_def(dtype: dtypes.dtype) -> FpDef:
-    """Return the format of a float8 dtype; raises ValueError for other dtypes."""
+    """Return the number format of a float8 dtype; raises ValueError for other dtypes."""
     formats = {dtypes.float8_143: float8_143_def, dtypes.float8_152: float8_152_def}
     if dtype not in formats:
         raise ValueError(f"{dtype!r} is no float8 dtype: use popxl.float8_143 or float8_152")

@@ -70,7 +70,7 @@ def sort_local_experts(topk_experts: Any, *, experts: int) -> tuple[Any, Any, An
 
 
 def _gather_or_zero(y: Any, indices: Any) -> Any:
-    """Gather y[indices]; an index one past the last row gives zeros."""
+    """Gather rows y[indices]; an index just past the last row gives zeros."""
     return y.at[indices].get(mode="fill", fill_value=0)
 
 
@@ -88,7 +88,7 @@ def _weights_of_rows(topk_weights: Any, order: Any) -> Any:
 
 @jax_op(name="scale_rows", grad=_scale_rows_grad)
 def scale_rows(y: Any, topk_weights: Any, order: Any, inverse_order: Any) -> Any:
-    """Multiply each row by its router weight, in float32.
+    """Multiply each sorted row by the router weight of its token and expert, in float32.
 
     Args:
         y: (rows, features).
@@ -102,7 +102,7 @@ def scale_rows(y: Any, topk_weights: Any, order: Any, inverse_order: Any) -> Any
 
 
 def _group_of_rows(group_sizes: Any, rows: int) -> Any:
-    """Return the group of each sorted row, int32 (rows,).
+    """Return the group (such as an expert) of each sorted row, int32 (rows,).
 
     Rows of no group get the number of groups.
     """
@@ -143,7 +143,7 @@ def _scatter_router_weights_grad(xs: Any, ys: Any, dys: Any, *, experts: int) ->
 
 
 def _one_hot(topk_experts: Any, experts: int) -> Any:
-    """Return the one-hot mask of each token's experts: bool (tokens, k, experts)."""
+    """Return the mask of each token's top-k experts: bool (tokens, k, experts)."""
     return topk_experts[..., None] == np.arange(experts, dtype=np.int32)
 
 
@@ -168,7 +168,7 @@ def _count_expert_usage_grad(xs: Any, ys: Any, dys: Any) -> tuple[None, Any, Non
 
 
 def _mask_column(token_mask: Any) -> Any:
-    """Reshape the mask of tokens: float32 (tokens, 1), 0 for padding, else 1."""
+    """Reshape a token mask to a column: float32 (tokens, 1), 0 for padding, else 1."""
     return (token_mask.reshape(-1, 1) != 0).astype(np.float32)
 
 

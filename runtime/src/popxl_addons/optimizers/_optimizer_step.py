@@ -22,12 +22,12 @@ def as_tensor(x: Number) -> popxl.Tensor:
 
 
 def is_not_neutral(x: Number, neutral_value: float) -> bool:
-    """True for a number other than its neutral value, and for a tensor, whose value is unknown."""
+    """True if a factor may have an effect: any tensor, or a number other than `neutral_value`."""
     return isinstance(x, popxl.Tensor) or x != neutral_value
 
 
 class OptimizerStep(Module):
-    """Base class: one in-place optimizer step of one variable, in float32 arithmetic.
+    """Base class: one in-place optimizer step of one variable, computed in float32.
 
     Args:
         cache: reuse the graph for variables of the same shape and the same settings.
@@ -41,7 +41,7 @@ class OptimizerStep(Module):
         global_norm: popxl.Tensor | None,
         global_norm_max: Number | None,
     ) -> popxl.Tensor:
-        """Divide the gradient by the loss scaling and clip it by global norm; returns float32.
+        """Divide the gradient by the loss scaling, and clip it by the global norm; returns float32.
 
         Raises:
             ValueError: its shape is not the variable's, or only one of the norms is given.

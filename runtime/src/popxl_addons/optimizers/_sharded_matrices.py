@@ -1,4 +1,4 @@
-"""Row and column means of matrices that are sharded over replicas.
+"""Row and column means of matrices of which each replica has a flat shard.
 
 A variable holds matrices side by side, sharded along one axis by tensor parallelism. Replicas with
 equal values can hold flat shards of them (replicated tensor sharding).
@@ -18,7 +18,7 @@ from popxl_addons.sharding import num_shards_of_spec
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """Layout of a variable of matrices: their number along the last axis, and their sharding.
+    """Layout of a variable that consists of matrices side by side: their number and sharding.
 
     Attributes:
         count: number of matrices of equal size, side by side along the last axis.
@@ -37,7 +37,7 @@ class MatrixLayout:
 
 
 class ShardedMatrices:
-    """One replica's shard of a variable, viewed as matrices with padded rows.
+    """One replica's flat shard of a variable, viewed as rows of matrices, padded to full rows.
 
     A variable that is no matrix counts as one row.
 
@@ -75,7 +75,7 @@ class ShardedMatrices:
             self._find_shard_start(shard_size)
 
     def _find_shard_start(self, shard_size: int) -> None:
-        """Compute the row and column of the shard's first element."""
+        """Compute the row and the column at which this replica's shard begins."""
         num_copies = self._group.group_size // self._shards
         first = np.arange(self._group.group_size) // num_copies * shard_size
         row = np.minimum(first // self._width, self.rows)
@@ -85,12 +85,12 @@ class ShardedMatrices:
         )
 
     def replicas_with_equal_means(self, axis: int) -> ReplicaGrouping:
-        """Replica group with equal means of rows (axis 0) or columns (axis 1)."""
+        """Replicas that have equal means per row (axis 0) or per column (axis 1)."""
         return self._group if self._axis == axis else self._shard_group
 
     # ---- layout ---------------------------------------------------------------------------------
     def to_blocks(self, t: popxl.Tensor) -> popxl.Tensor:
-        """Reshape a shard to (height, count, columns), zero-padded to full rows."""
+        """Reshape a flat shard to (height, count, columns), zero-padded to full rows."""
         shape = (self.height, self.count, self.columns)
         if self._shards == 1:
             return t.reshape(shape)
@@ -101,14 +101,14 @@ class ShardedMatrices:
         )
 
     def from_blocks(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Reshape (height, count, columns) back to the shard's shape; the inverse of `blocks`."""
+        """Reshape (height, count, columns) back to the flat shard; the inverse of `to_blocks`."""
         if self._shards == 1:
             return blocks.reshape(self._spec.shape)
         shard_size = (math.prod(self._spec.shape),)
         return ops.dynamic_slice(blocks.flatten(), self._first_column, (0,), shard_size, True)
 
     def local_rows(self, t: popxl.Tensor) -> popxl.Tensor:
-        """Select the shard's rows: (rows, count) -> (height, count); 1 past the last row."""
+        """Select the shard's rows of all: (rows, count) -> (height, count); 1 past the end."""
         if self._shards == 1:
             return t
         ones = ops.init((self.height, self.count), t.dtype) + 1
@@ -117,7 +117,7 @@ class ShardedMatrices:
 
     # ---- means over full matrices ---------------------------------------------------------------
     def row_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Compute each matrix's row means: (height, count, columns) -> (rows, count)."""
+        """Compute row means over all shards: (height, count, columns) -> (rows, count)."""
         sums = ops.sum(blocks, 2)
         if self._shards > 1:
             zeros = ops.init((self.rows + self.height, self.count), sums.dtype)
@@ -126,26 +126,26 @@ class ShardedMatrices:
         return self._sum_over_replicas(sums, self._axis == 1) / (self.columns * self._num_shards(1))
 
     def column_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Compute each matrix's column means: (height, count, columns) -> (count, columns)."""
+        """Compute column means over all shards: (height, count, columns) -> (count, columns)."""
         return self._sum_over_replicas(ops.sum(blocks, 0), self._axis == 0) / (
             self.rows * self._num_shards(0)
         )
 
     def matrix_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Compute each matrix's mean: (height, count, columns) -> (count,)."""
+        """Compute each matrix's mean over all shards: (height, count, columns) -> (count,)."""
         elements = self.rows * self.columns * self._num_shards(0) * self._num_shards(1)
         return self._sum_over_replicas(ops.sum(blocks, (0, 2)), self._axis is not None) / elements
 
     def combine_means(self, rows: popxl.Tensor, columns: popxl.Tensor) -> popxl.Tensor:
-        """Compute each matrix's mean, (count,), from row or column means, the unsharded ones."""
+        """Compute each matrix's mean, (count,), from the means along its unsharded axis."""
         return ops.mean(columns, 1) if self._axis == 0 else ops.mean(rows, 0)
 
     def _num_shards(self, axis: int) -> int:
-        """Number of shards of the matrices along a matrix axis."""
+        """Number of shards into which tensor parallelism divides a matrix axis."""
         return self._shard_group.group_size // self._group.group_size if self._axis == axis else 1
 
     def _sum_over_replicas(self, t: popxl.Tensor, over_shards: bool) -> popxl.Tensor:
-        """Sum over replicas; elements that several replicas hold count once."""
+        """Sum a tensor over replicas; elements that several replicas hold count once."""
         group = self._shard_group if over_shards else self._group
         if over_shards and self._shards == 1:
             num_copies = self._group.group_size

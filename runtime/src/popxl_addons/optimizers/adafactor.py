@@ -119,7 +119,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         decay: popxl.Tensor,
         eps: float,
     ) -> popxl.Tensor:
-        """Divide the gradient by the root of its second moment: -> (height, count, columns)."""
+        """Scale the gradient by its second moment's inverse root: -> (height, count, columns)."""
         average = ops.var_updates.accumulate_moving_average_
         if not matrices.is_matrix:
             second = self.add_state_like("second_order", var, popxl.float32, group)
@@ -139,7 +139,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         return blocks / root / ops.sqrt(column)
 
     def _add_factored_state(self, name: str, axis: int, matrices: ShardedMatrices) -> popxl.Tensor:
-        """Add state with one value per row (axis 0) or per column (axis 1) of each matrix."""
+        """Add optimizer state with a value per row (axis 0) or column (axis 1) of each matrix."""
         elements = matrices.count * (matrices.columns if axis else matrices.rows)
         group = matrices.replicas_with_equal_means(axis)
         return self.add_variable_input(name, zeros((elements,)), popxl.float32, True, group)

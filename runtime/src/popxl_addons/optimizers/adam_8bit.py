@@ -93,7 +93,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
     def _quant_blocks(
         self, var: popxl.Tensor, group: ReplicaGrouping | None
     ) -> state_8bit.QuantBlocks:
-        """Return the quantization blocks of a replica's shard of `var`."""
+        """Return the blocks (each with a scale) in which this replica's shard is quantized."""
         group = popxl.gcg().ir.replica_grouping() if group is None else group
         shape = tuple(var.meta_shape or var.shape)
         shards = num_shards_of_spec(var.spec, group.group_size)
@@ -108,7 +108,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
     def _add_moment_state(
         self, name: str, dtype: popxl.dtype, var: popxl.Tensor, group: ReplicaGrouping | None
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
-        """Add the state variables of a moment: its 8-bit codes and their scales."""
+        """Add the state variables of an optimizer moment: its 8-bit codes and their scales."""
         scales = state_8bit.scales_shape(tuple(var.meta_shape or var.shape), self._axis)
         return (
             self.add_state_like(f"{name}_codes", var, dtype, group),
@@ -117,6 +117,6 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
 
 
 def _moving_average(average: popxl.Tensor, value: popxl.Tensor, beta: Number) -> popxl.Tensor:
-    """Update an exponential moving average with one value."""
+    """Update an exponential moving average by a new value."""
     decay = to_float32(beta) if isinstance(beta, popxl.Tensor) else beta
     return average * decay + value * (1 - decay)

@@ -37,7 +37,7 @@ class QuantBlocks:
 
     @classmethod
     def along_axis(cls, axis: int, shape: tuple[int, ...], shards: int = 1) -> QuantBlocks | None:
-        """Return the blocks along an axis of a tensor or of its flat shards.
+        """Return the quantization blocks along an axis of a tensor, or of its flat shards.
 
         None if the shards would split a block.
         """
@@ -53,7 +53,7 @@ class QuantBlocks:
 
     @property
     def blocks_per_line(self) -> int:
-        """Number of blocks along the middle axis."""
+        """Number of quantization blocks along the middle axis."""
         return -(-self.length // BLOCK)
 
     def to_blocks(self, x: Any) -> Any:
@@ -65,13 +65,13 @@ class QuantBlocks:
         return x.reshape(self.outer, self.blocks_per_line, BLOCK, self.inner)
 
     def from_blocks(self, blocks: Any) -> Any:
-        """Return the elements of blocks as a flat array; the inverse of `to_blocks`."""
+        """Join quantization blocks to a flat array without padding; the inverse of `to_blocks`."""
         padded = blocks.reshape(self.outer, self.blocks_per_line * BLOCK, self.inner)
         return padded[:, : self.length].reshape(-1)
 
 
 def scales_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Return the shape of a tensor's scales for blocks along an axis."""
+    """Return the shape of the scales of a tensor that is quantized in blocks along an axis."""
     return tuple(-(-n // BLOCK) if i == axis else n for i, n in enumerate(shape))
 
 
@@ -117,7 +117,7 @@ def dequantize_second_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> An
 
 
 def _normalize_by_block(xp: Any, values: Any) -> tuple[Any, Any]:
-    """Divide elements by their block's scale; returns values in [-1, 1] and the scales.
+    """Divide each element by its quantization block's scale; returns values in [-1, 1] and scales.
 
     The maximum is that of the bits as integers, which have the order of positive floats: CPUs find
     it several times faster.
@@ -130,13 +130,13 @@ def _normalize_by_block(xp: Any, values: Any) -> tuple[Any, Any]:
 
 
 def _broadcast_scales(scales: Any, blocks: QuantBlocks) -> Any:
-    """Reshape scales to broadcast with blocks: float32 (outer, blocks_per_line, 1, inner)."""
+    """Reshape scales to broadcast over quantization blocks: (outer, blocks_per_line, 1, inner)."""
     xp = scales.__array_namespace__()
     return scales.astype(xp.float32).reshape(blocks.outer, blocks.blocks_per_line, 1, blocks.inner)
 
 
 def _to_codes(blocks: QuantBlocks, codes: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Convert blocks of codes to `dtype` and the moment's shape."""
+    """Convert quantization blocks of integers to `dtype` codes of the moment's shape."""
     return blocks.from_blocks(codes).astype(dtype).reshape(shape)
 
 

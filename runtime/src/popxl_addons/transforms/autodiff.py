@@ -94,7 +94,7 @@ def _copy_into_variable(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
 def _accumulator_names(
     graph: GraphWithNamedArgs, accumulated: Sequence[popxl.Tensor]
 ) -> dict[popxl.Tensor, str]:
-    """Map each accumulated tensor to its accumulator's name, without the prefix `accum.`."""
+    """Map each tensor whose gradient accumulates to its accumulator's name, without `accum.`."""
     named = names_of(graph.args)
     return {t: named.get(t) or ".".join(map(sanitise, t.name.split("/"))) for t in accumulated}
 
@@ -104,7 +104,7 @@ def _accumulator_factories(
     replica_groupings: NamedReplicaGrouping | None,
     dtype: popxl.dtype | None,
 ) -> NamedVariableFactories:
-    """Create the variable factories of the accumulators."""
+    """Create the variable factories of gradient accumulators."""
     groups = {} if replica_groupings is None else replica_groupings.to_dict()
     factories = NamedVariableFactories()
     for t, name in names.items():
@@ -126,7 +126,7 @@ def _accumulating_graph(
     factories: NamedVariableFactories,
     update: Callable[[popxl.Tensor, popxl.Tensor], popxl.Tensor],
 ) -> GraphWithNamedArgs:
-    """Create a graph that calls `grad` and accumulates or returns each of its outputs.
+    """Create a graph that runs `grad` and adds its outputs to accumulators, or returns them.
 
     `update` adds to a sum.
     """
@@ -163,19 +163,19 @@ def _accumulating_graph(
 
 
 def copy_inputs(graph: popxl.Graph) -> list[popxl.Tensor]:
-    """Add copies of the inputs of `graph` to the current graph."""
+    """Add inputs like those of `graph` to the current graph."""
     return [copy_input(t) for t in graph.inputs]
 
 
 def copy_input(t: popxl.Tensor) -> popxl.Tensor:
-    """Add to the current graph a copy of an input `t` of another graph."""
+    """Add an input like the input `t` of another graph to the current graph."""
     return popxl.graph_input(t.shape, t.dtype, t.name, t._by_ref, t.meta_shape)
 
 
 def remap_grad_info(
     grad_info: GradGraphInfo, forward_graph: popxl.Graph, backward_graph: popxl.Graph
 ) -> GradGraphInfo:
-    """Adapt gradient information to copies of both graphs, whose tensors have the same names."""
+    """Adapt `GradGraphInfo` to copies of both graphs, whose tensors have the same names."""
 
     def remap_connections(connections: Iterable[popxl.transforms.ExpectedConnection]) -> list:
         return [(forward_graph.get_tensor(c.fwd_tensor.name), c.connection_type)

@@ -1,4 +1,4 @@
-"""Batch serialisation: wrap a graph in a loop over micro-batches that loads and stores.
+"""Batch serialisation: a loop over micro-batches, with a load before and a store after a graph.
 
 The remote buffers of a serialised graph have `rows * steps` entries: a row for each place the
 graph is used at (a layer), and in it an entry for each step (micro-batch).
@@ -37,7 +37,7 @@ RemoteBufferWithOffset = tuple[RemoteBuffer, int | None]
 
 @dataclass(frozen=True)
 class RemoteHandle:
-    """Where each step's tensor is stored in a remote buffer: buffer, row offset, sharding.
+    """Location of a tensor per loop step in a remote buffer: buffer, row offset, sharding.
 
     Attributes:
         buffer: the buffer.
@@ -56,7 +56,7 @@ class RemoteHandle:
     grows: bool = True
 
     def entries(self, steps: int, rows: int) -> int:
-        """Number of buffer entries needed for `steps` steps of each of `rows` rows."""
+        """Number of buffer entries that `rows` rows of `steps` loop steps need."""
         if self.row_offset is None:
             return steps
         offset = self.row_offset if isinstance(self.row_offset, int) else 0
@@ -72,7 +72,7 @@ StoreHandle = RemoteBufferWithOffset | RemoteHandle
 
 @dataclass(frozen=True)
 class BatchSerialResult:
-    """A serialised graph and the mapping of its inputs.
+    """A graph that loops over micro-batches, and the mapping from the original graph's inputs.
 
     Attributes:
         graph: takes the row index (int32 scalar), the number of the first step (int32 scalar, if
@@ -98,7 +98,7 @@ class BatchSerialResult:
 def batch_serial_buffer(
     t: popxl.Tensor, steps: int = 1, rows: int = 1, shard_group: ReplicaGrouping | None = None
 ) -> RemoteBuffer:
-    """Create a remote buffer of `rows` x `steps` entries for tensors like `t`.
+    """Create a remote buffer of `rows` x `steps` entries for tensors such as `t`.
 
     Args:
         shard_group: replicas for which `t` has the same value: each keeps its part of it.
@@ -119,7 +119,7 @@ def batch_serialise(
     io_mode: IoMode = "io",
     numbered: bool = False,
 ) -> BatchSerialResult:
-    """Create a graph that calls `graph` once per step, in a loop.
+    """Create a graph that loops over micro-batches: it loads, calls `graph`, and stores.
 
     Args:
         steps: number of calls.
@@ -204,7 +204,7 @@ def _check_keys(
 
 
 def _as_handle(handle: Any) -> Any:
-    """Convert any accepted way to name a location to a stream or a `RemoteHandle`."""
+    """Convert a stream, buffer, handle or (buffer, row offset) to a stream or a `RemoteHandle`."""
     if isinstance(handle, tuple):
         buffer, offset = handle
         return RemoteHandle(buffer, offset)
@@ -213,7 +213,7 @@ def _as_handle(handle: Any) -> Any:
 
 @dataclass
 class _SerialLoopBuilder:
-    """Builds a serialised graph; the inputs `seeds` get a different seed in each step."""
+    """Builds a loop over a graph; the inputs `seeds` get another random seed in each step."""
 
     graph: GraphWithNamedArgs
     steps: int
@@ -252,7 +252,7 @@ class _SerialLoopBuilder:
         return [popxl.graph_input((), popxl.int32, "first_step")] if asked else []
 
     def _build_iteration(self, invariants: list[popxl.Tensor]) -> popxl.Graph:
-        """Build one iteration: (step, row, first step if numbered, invariants) -> next step."""
+        """Build one loop iteration's graph: (step, row, first step, invariants) -> next step."""
         inner = self.graph.graph
         with inner.ir._new_current_graph(
             suffix_graph_name(inner.name, "batch_serial_step")
@@ -299,7 +299,7 @@ class _SerialLoopBuilder:
     def _entry_of(
         self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor, name: str | None = None
     ) -> popxl.Tensor:
-        """Return the tensor to store: its local shard if the buffer is sharded."""
+        """Load a loop step's tensor from its remote-buffer entry: the local shard if sharded."""
         entry = self._buffer_entry(handle, step, row)
         with self._io_tile_context():
             loaded = ops.remote_load(handle.buffer, entry, name=name)
@@ -326,7 +326,7 @@ class _SerialLoopBuilder:
     def _buffer_entry(
         self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor
     ) -> popxl.Tensor:
-        """Compute the buffer entry of a step as an int32 scalar; see `RemoteHandle`."""
+        """Compute the number of a loop step's buffer entry, int32 scalar; see `RemoteHandle`."""
         offset = handle.row_offset
         if offset is None:
             return step
@@ -409,7 +409,7 @@ def batch_serialise_fwd_and_grad(
 def _check_pair(
     forward: GraphWithNamedArgs, gradient: GraphWithNamedArgs, keys: Sequence[popxl.Tensor]
 ) -> None:
-    """Raise ValueError unless both graphs are a pair and each key is a tensor of one of them."""
+    """Raise ValueError unless the graphs are a pair and each key is a tensor of one of them."""
     one, other = forward.graph, gradient.graph
     if gradient.grad_graph_info.forward_graph is not one:
         raise ValueError(f"{other.id!r} is no gradient graph of {one.id!r}")
@@ -419,7 +419,7 @@ def _check_pair(
 
 
 class _Connections:
-    """Locations at which the gradient graph finds tensors of the forward graph."""
+    """Remote-buffer locations from which the gradient graph loads tensors of the forward graph."""
 
     def __init__(
         self,
@@ -439,7 +439,7 @@ class _Connections:
     def to_store_handle(
         self, t: popxl.Tensor, handle: StoreHandle | ReplicaGrouping
     ) -> RemoteHandle:
-        """Convert the store location of `t` to a handle."""
+        """Convert the location at which `t` is to be stored to a `RemoteHandle`."""
         if isinstance(handle, ReplicaGrouping):
             return self._new_handle(t, handle)
         return _as_handle(handle)
@@ -457,7 +457,7 @@ class _Connections:
         seed: popxl.Tensor | None,
         loads: dict[popxl.Tensor, Any],
     ) -> tuple[NamedTensors, list[popxl.Tensor]]:
-        """Determine the source of each input of the gradient graph.
+        """Determine for each gradient graph input if it is loaded, an argument or a seed.
 
         Args:
             names: of those tensors of the forward graph that become arguments.
@@ -488,7 +488,7 @@ class _Connections:
         return NamedTensors.from_dict(named), seeds
 
     def forward_handle(self, t: popxl.Tensor) -> RemoteHandle | OfRow:
-        """Return the handle from which the backward pass loads the forward tensor `t`."""
+        """Return the remote-buffer handle from which the backward pass loads forward tensor `t`."""
         loaded = self.loads.get(t)
         if loaded is not None and not isinstance(loaded, HostToDeviceStream):
             return loaded

@@ -1,4 +1,4 @@
-"""Pipelined programs over the IPUs of a replica: stages and tensors between them.
+"""Pipelined programs over the IPUs of a replica: stages, and tensors that pass between them.
 
 On IPUs the stages of different micro-batches run at the same time. Here a replica is one device,
 whose stages would only take turns, so a pipeline is a loop: in each step one micro-batch goes
@@ -35,7 +35,7 @@ class StageContext:
         self._stages: list[int] = []  # those that are entered
 
     def hook(self, op: Any) -> None:
-        """Record the stage in which `op` was created.
+        """Record the pipeline stage in which `op` was created.
 
         Raises:
             RuntimeError: there is none.
@@ -59,11 +59,11 @@ class StageContext:
             self._stages.pop()
 
     def _stage_of(self, t: Tensor) -> int | None:
-        """Return the stage of the op that outputs `t`; None if that op is outside the pipeline."""
+        """Return the pipeline stage of the op that outputs `t`; None if it is outside."""
         return next((i for i, made in self.ops.items() if t._producer in made), None)
 
     def stash_and_restore_tensor(self, t: Tensor, from_stage: int | None = None) -> Tensor:
-        """Return `t` for a later stage: `t` itself, as only one micro-batch runs at a time.
+        """Return `t` for use in a later stage: itself, since one micro-batch runs at a time.
 
         Args:
             from_stage: where `t` comes from; default: the stage of the op that makes it.
@@ -88,7 +88,7 @@ class StageContext:
     def stash_and_restore_activations(
         self, call_info: CallSiteInfo, grad_info: GradGraphInfo
     ) -> dict[Tensor, Tensor]:
-        """Return the forward tensors that a later stage's gradient graph takes.
+        """Return those forward tensors that the gradient graph of a later stage takes as inputs.
 
         Returns:
             Tensors by input of the gradient graph, for `inputs_dict`. Variables, and what this

@@ -11,7 +11,7 @@ __all__ = ["cross_entropy_sharded_wr_loss"]
 
 
 def handle_ipus(ts: list[Tensor], ipus: Iterable[int] | None) -> list[int]:
-    """Return the IPU of each tensor: as given, else where the tensor is.
+    """Return the IPU of each tensor: the given one, else the one that the tensor is on.
 
     Raises:
         ValueError: another number of IPUs than tensors.

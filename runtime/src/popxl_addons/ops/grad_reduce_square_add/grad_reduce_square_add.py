@@ -1,4 +1,4 @@
-"""One tensor's term of the squared global gradient norm."""
+"""One tensor's term of the squared global gradient norm, unscaled."""
 
 from __future__ import annotations
 

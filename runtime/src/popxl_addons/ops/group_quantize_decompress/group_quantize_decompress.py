@@ -35,7 +35,7 @@ _WORD = 16
 
 
 def _bit_shifts(bits: int) -> np.ndarray:
-    """Bit shifts of the values in a packed word; the first value has the highest bits."""
+    """Bit shifts of the quantized values in a packed word; the first is in the highest bits."""
     if bits not in (4, 8):
         raise ValueError(f"values have 4 or 8 bits, not {bits}")
     return np.arange(_WORD - bits, -1, -bits, dtype=np.uint16)
@@ -81,7 +81,7 @@ def group_quantize_compress_numpy(
 def _quantize(
     t: np.ndarray, group_size: int, bits: int, dtype: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Quantize groups: values in steps of the scale above the bias, scale, bias; all float32."""
+    """Quantize groups of values: returns codes (as float32), scales and biases."""
     half, levels = dtype == np.float16, np.float32(2**bits - 1)
     to_dtype = _float16 if half else _float32
     with np.errstate(over="ignore", invalid="ignore"):
@@ -105,7 +105,7 @@ def _quantize(
 
 
 def _float16(x: np.ndarray) -> np.ndarray:
-    """Round to float16, kept in float32 and in C order.
+    """Round an array to float16, kept in float32 and in C order.
 
     A sum, difference or quotient of two such values that is rounded so is float16's own, and NumPy
     is faster at it.
@@ -114,12 +114,12 @@ def _float16(x: np.ndarray) -> np.ndarray:
 
 
 def _float32(x: np.ndarray) -> np.ndarray:
-    """Convert to float32 in C order."""
+    """Convert an array to float32 in C order."""
     return x.astype(np.float32, order="C", copy=False)
 
 
 def _round_down_to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """Round down to bfloat16, kept in float32."""
+    """Round an array down to bfloat16, kept in float32."""
     bits = x.view(np.uint32)  # the upper 16 are bfloat16's
     up = np.where(x < 0, np.uint32(0xFFFF), np.uint32(0))
     return ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -128,7 +128,7 @@ def _round_down_to_bfloat16(x: np.ndarray) -> np.ndarray:
 def _decompress(
     packed_words: Any, scale: Any, bias: Any, dim: int, bits: int, dtype: popxl.dtype | None
 ) -> Any:
-    """Dequantize packed words in a graph, with the results of the NumPy version.
+    """Dequantize packed words in a graph, to the same values as the NumPy version.
 
     What is packed is transposed, not the values, of which there are as many times more as a word
     has: neighbours in memory are computed from neighbours.
@@ -157,7 +157,7 @@ def _decompress(
 def group_quantize_decompress_numpy(
     t: np.ndarray, group_scale: np.ndarray, group_bias: np.ndarray, dim: int = -1, bits: int = 4
 ) -> np.ndarray:
-    """Dequantize on the host; values are within half a scale of the original.
+    """Dequantize packed words on the host; values are within half a scale of the original.
 
     Returns:
         float32 where scale and bias are bfloat16, otherwise float16.

@@ -69,7 +69,7 @@ _IDENTICAL_GRAD_INPUTS = define_identical_grad_inputs(
 def emit_all_reduce(
     defn: OpDef, t: Tensor, op: CollectiveOps, group: ReplicaGrouping | None
 ) -> Tensor:
-    """Add an op defined by one of the functions above to the current graph."""
+    """Add an op made by `define_identical_inputs` or `..._grad_inputs` to the current graph."""
     if op not in ("add", "mean"):
         raise ValueError(f"{defn.name} takes op='add' or 'mean', not {op!r}")
     attrs = {"op": to_collective_op(op), "group": group_or_all(group)}
@@ -105,5 +105,5 @@ def replicated_all_reduce_identical_grad_inputs(
 def replicated_all_reduce(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """All-reduce in both passes, as `ops.collectives.replicated_all_reduce`."""
+    """All-reduce in forward and backward pass, as `ops.collectives.replicated_all_reduce`."""
     return ops.collectives.replicated_all_reduce(t, op, group)

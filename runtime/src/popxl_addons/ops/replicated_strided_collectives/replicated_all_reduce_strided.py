@@ -60,7 +60,7 @@ def replicated_all_reduce_strided_graph(
     group: ReplicaGrouping | None = None,
     use_io_tiles: bool = False,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """Create a graph that all-reduces each tensor.
+    """Create a graph that all-reduces each of its input tensors over a replica group.
 
     Returns:
         The graph, with named inputs, and the names of its outputs.
