@@ -12,7 +12,7 @@ from config.gptj import GPTJConfig
 from config.llama import LlamaConfig, ModelType
 from config.sections import RunConfig
 from config.t5 import T5Config
-from config.t5gemma import T5GemmaConfig
+from config.t5gemma import T5GemmaConfig, T5GemmaType
 from files.formatting import format_name, format_value
 from files.yaml_files import location_prefix
 
@@ -32,7 +32,7 @@ class Family(NamedTuple):
 FAMILIES: dict[str, Family] = {
     "t5": Family(T5Config, "modelling.t5.model", ("t5", "mt5", "umt5")),
     "bart": Family(BartConfig, "modelling.bart.model", get_args(BartType)),
-    "t5gemma": Family(T5GemmaConfig, "modelling.t5gemma.model"),
+    "t5gemma": Family(T5GemmaConfig, "modelling.t5gemma.model", get_args(T5GemmaType)),
     "gptj": Family(GPTJConfig, "modelling.gptj.model"),
     "llama": Family(LlamaConfig, "modelling.llama.model", get_args(ModelType)),
 }

@@ -1,6 +1,6 @@
-"""T5Gemma configuration (Zhang et al., arXiv:2504.06225), with config.json's field names.
+"""Configuration of T5Gemma (Zhang et al., arXiv:2504.06225) and T5Gemma 2's text part.
 
-An encoder-decoder made of two Gemma decoders, whose sizes can differ.
+An encoder-decoder made of two Gemma decoders, with config.json's field names.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from config.values import (
     LayerCount,
     Names,
     NonNegativeInt,
+    PathText,
     PositiveFloat,
     PositiveInt,
     Probability,
     comma_separated_names,
     split_names,
 )
+
+T5GemmaType = Literal["t5gemma", "t5gemma2"]
 
 STACKS = ("encoder", "decoder")
 
@@ -63,7 +66,7 @@ class GemmaStack(ConfigSection):
 
     sliding_window: PositiveInt = 4096
     """Window of sliding_attention layers in tokens. In the decoder the current one is included; in
-    the encoder it is on both sides."""
+    the encoder it is on both sides, in t5gemma2's half of it."""
 
     hidden_activation: Literal["silu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
     """Activation of the feed-forward's gate."""
@@ -120,6 +123,13 @@ class GemmaStack(ConfigSection):
 class T5GemmaModel(ModelSection):
     """T5Gemma architecture; the defaults are T5Gemma 2B-2B."""
 
+    model_type: T5GemmaType = "t5gemma"
+    """Class of the model on the hub."""
+
+    multimodal_parent: PathText | None = None
+    """t5gemma2: folder or hub name of the model with the weights for images, which an export takes
+    over. null: none."""
+
     paths: ClassVar[Mapping[str, str]] = {
         "hidden_size": "decoder.hidden_size",
         "num_hidden_layers": "encoder.num_hidden_layers",
@@ -154,6 +164,9 @@ class T5GemmaModel(ModelSection):
     eos_token_ids: Names | None = None
     """All tokens that end an answer, with commas, where there are several. null: eos_token_id."""
 
+    eoi_token_index: NonNegativeInt = 256000
+    """t5gemma2: token of the end of an image, which has an embedding apart."""
+
     encoder: GemmaStack = field(default_factory=GemmaStack)
     decoder: GemmaStack = field(default_factory=GemmaStack)
 
@@ -175,6 +188,11 @@ class T5GemmaModel(ModelSection):
         return {name: getattr(self, name) for name in STACKS}
 
     @property
+    def is_merged(self) -> bool:
+        """True for t5gemma2: one embedding, one attention to own and encoded keys."""
+        return self.model_type == "t5gemma2"
+
+    @property
     def start_token_id(self) -> int:
         return self.bos_token_id
 
@@ -190,11 +208,28 @@ class T5GemmaModel(ModelSection):
     def validate(self) -> None:
         super().validate()
         check_eos_token_ids(self.eos_token_ids, self.vocab_size)
+        if self.is_merged:
+            self._check_merged()
         if self.bos_token_id >= self.vocab_size:
             raise ConfigError(
                 f"model.bos_token_id {self.bos_token_id} must be below model.vocab_size "
                 f"{self.vocab_size}"
             )
+
+    def _check_merged(self) -> None:
+        encoder, decoder = (stack.hidden_size for stack in self.stacks.values())
+        if encoder != decoder:
+            raise ConfigError(
+                f"model.encoder.hidden_size {encoder} and model.decoder.hidden_size {decoder} must "
+                "be equal: model.model_type t5gemma2 has one embedding"
+            )
+        if not self.tie_word_embeddings:
+            raise ConfigError("model.model_type t5gemma2 needs model.tie_word_embeddings")
+        for name, stack in self.stacks.items():
+            if stack.attn_logit_softcapping is not None:
+                raise ConfigError(
+                    f"model.model_type t5gemma2 needs model.{name}.attn_logit_softcapping null"
+                )
 
 
 @dataclass(frozen=True)
@@ -238,8 +273,9 @@ class T5GemmaConfig(RunConfig):
         for stack in (m.encoder, m.decoder):
             of_attention = 2 * (stack.num_attention_heads + stack.num_key_value_heads)
             a_layer = of_attention * stack.head_dim + 3 * stack.intermediate_size
-            total += stack.hidden_size * (stack.num_hidden_layers * a_layer + m.vocab_size)
-        return total
+            total += stack.hidden_size * stack.num_hidden_layers * a_layer
+        tables = m.hidden_size + (0 if m.is_merged else m.encoder.hidden_size)
+        return total + tables * m.vocab_size
 
     def min_bytes(self) -> dict[str, int]:
         answers = (

@@ -14,8 +14,9 @@ from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
 from files.json_files import JsonObject
 from huggingface.model_folders import ModelFiles
 
-TEXT_MODEL_TYPES = {"gemma3": "gemma3_text", "mistral3": "mistral"}
-"""Multimodal model types, each with its text model's type where text_config has none."""
+TEXT_MODEL_TYPES = {"gemma3": "gemma3_text", "mistral3": "mistral", "t5gemma2": "t5gemma2"}
+"""Multimodal model types, each with its text model's type where text_config has none. T5Gemma 2's
+text part has no config.json of its own."""
 HEADLESS_PREFIXES = dict.fromkeys(("bart", "mbart", "m2m_100", "marian", "pegasus"), "model.")
 """Model types published without a head too, with the prefix of the other weights' names."""
 HEAD_WEIGHTS = {"lm_head.weight", "language_model.lm_head.weight"}
@@ -25,6 +26,10 @@ _TEXT = re.compile(
     r"(?:language_model\.)?(lm_head\..*)|(?:language_model\.model|model\.language_model)(\..*)"
 )
 """Names of the text model's weights, before transformers 5 and since."""
+_T5GEMMA2_TEXT = re.compile(
+    r"(model\.decoder\..*)|model\.encoder\.(?:text_model\.)?((?:embed_tokens|layers|norm)\..*)"
+)
+"""Names of the weights of T5Gemma 2's text part; files leave out "text_model"."""
 
 
 def multimodal_type(hf_config: Mapping[str, Any]) -> str | None:
@@ -52,7 +57,7 @@ def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> J
         names: of the weights, which say whether the head is the embedding; None: they are not here.
     """
     data, model_type = hf_config.data, multimodal_type(hf_config.data)
-    if model_type is None:
+    if model_type is None or TEXT_MODEL_TYPES[model_type] == model_type:
         return hf_config
     text_config = {"model_type": TEXT_MODEL_TYPES[model_type]} | hf_config.mapping("text_config")
     shared_fields = (*_SHARED_FIELDS, "quantization_config")
@@ -64,6 +69,8 @@ def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> J
 
 def text_tensor_name(name: str) -> str | None:
     """Name of a weight in the language model; None for weights of other modules."""
+    if match := _T5GEMMA2_TEXT.fullmatch(name):
+        return match[1] or f"model.encoder.text_model.{match[2]}"
     match = _TEXT.fullmatch(name)
     return match and (match[1] or f"model{match[2]}")
 

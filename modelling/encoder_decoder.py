@@ -10,7 +10,7 @@ import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.decoder import EMBEDDINGS, HEAD
 from modelling.layers import Embeddings, LMHeadLoss, Module, PositionBias
-from modelling.layers.module import collect_mappings
+from modelling.layers.module import collect_file_names, collect_mappings
 from modelling.layers.run_config import use_run_config
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.hf_tensor_names import HfTensorNames
@@ -137,13 +137,13 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
         add_layer(DECODER_EMBEDDINGS, spec.decoder_embeddings)
         add_stack("decoder", spec.decoder)
         add_layer(HEAD, spec.head)
-        head = spec.head()
+        head, names = spec.head(), collect_file_names(spec.embeddings(), "")
     (embedding,) = (m.weights[0].name for m in layers[spec.token_layer] if m.path == EMBEDDING)
     head_names = [f"{head.lm_head.hf_linear}.weight"] if head.tied else []
     aliases = dict.fromkeys([*spec.hf_embedding_names, *head_names], embedding)
     mappings = [mapping for layer in layers.values() for mapping in layer]
     buffers = {m.weights[0].name: m.weights[0] for m in mappings if m.is_buffer}
-    names = HfTensorNames(aliases, buffers=buffers)
+    names |= HfTensorNames(aliases, buffers=buffers)
     return WeightMap(layers, phases, config.execution.tensor_parallel, names)
 
 

@@ -154,9 +154,10 @@ class RunOrModelLoader:
         found = read_pretrained(name)
         kind, known = found.hf_config.text("model_type"), family_by_model_type()
         if kind not in known:
+            there = dict.fromkeys([*known, *TEXT_MODEL_TYPES])
             raise ConfigError(
                 f"{format_name(name)} is of the kind {format_value(kind)}, "
-                f"{_unsupported_reason(kind)}; there are: {', '.join([*known, *TEXT_MODEL_TYPES])}"
+                f"{_unsupported_reason(kind)}; there are: {', '.join(there)}"
             )
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.model_family import load_family

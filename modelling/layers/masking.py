@@ -28,6 +28,25 @@ def padding_bias(mask: Tensor) -> Tensor:
     return ops.reshape(dropped * MASK_VALUE, (batch, 1, 1, keys))
 
 
+def causal_bias(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
+    """Returns the bias that masks keys after the query, and those `window` or more before it.
+
+    Args:
+        query_positions: int32 (batch or 1, queries).
+        key_positions: int32 (batch or 1, keys).
+
+    Returns:
+        float32 (batch or 1, 1, queries, keys).
+    """
+    rows = query_positions.reshape((query_positions.shape[0], 1, query_positions.shape[1], 1))
+    columns = key_positions.reshape((key_positions.shape[0], 1, 1, key_positions.shape[1]))
+    hidden = ops.greater(columns, rows)
+    if window is not None:
+        last_hidden = popxl.constant(window - 1, popxl.int32, "window")
+        hidden = ops.logical_or(hidden, ops.greater(rows - columns, last_hidden))
+    return cast_if_needed(hidden, popxl.float32) * MASK_VALUE
+
+
 def segment_bias(query_segments: Tensor, key_segments: Tensor) -> Tensor:
     """Returns the bias that masks keys of other segments than the query's.
 

@@ -1,10 +1,10 @@
-"""Conversion between T5Gemma's config.json, with a section for each stack, and ours."""
+"""Conversion between config.json of T5Gemma 1 or 2, with a section per stack, and ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from config.errors import ConfigError
 from config.llama import FULL, SLIDING
@@ -36,20 +36,59 @@ READ_IN_STACK = {
 
 ROPE_TYPES = ("default", "linear")
 
-STACK_TYPE = "t5_gemma_module"
+
+class _Sections(NamedTuple):
+    """The model types of config.json's sections, and the fields that they alone have.
+
+    Attributes:
+        encoder, decoder: model type of a stack's settings.
+        cls: transformers' class of the whole.
+        required: by name, settings of a stack that must have a value, and the default.
+    """
+
+    encoder: str
+    decoder: str
+    cls: str
+    required: Mapping[str, tuple[Any, Any]]
+
+
+SECTIONS = {
+    "t5gemma": _Sections(
+        "t5_gemma_module",
+        "t5_gemma_module",
+        "T5GemmaForConditionalGeneration",
+        {"attention_bias": (False, False)},
+    ),
+    "t5gemma2": _Sections(
+        "t5gemma2_text",
+        "t5gemma2_decoder",
+        "T5Gemma2ForConditionalGeneration",
+        {"attention_bias": (False, False), "attn_logit_softcapping": (None, None)},
+    ),
+}
+IMAGES = {
+    "text_config", "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index",
+    "image_token_index", "tie_word_embeddings",
+}  # fmt: skip
+"""Settings of T5Gemma 2's encoder around those of its text part."""
 
 
 # ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     """Returns the fields of the `model` section that a config.json sets; raises ConfigError."""
-    data = hf_config.data
-    read = {*STACKS, "tie_word_embeddings", "vocab_size"}
-    check_hf_settings(data, "t5gemma", read, {"is_encoder_decoder": (True, True)})
+    data, model_type = hf_config.data, hf_config.text("model_type")
+    sections, is_merged = SECTIONS[model_type], model_type == "t5gemma2"
+    read = {*STACKS, "tie_word_embeddings", "vocab_size", *(IMAGES if is_merged else ())}
+    check_hf_settings(data, model_type, read, {"is_encoder_decoder": (True, True)})
     for name in STACKS:
-        stack = hf_config.mapping(name) if name in hf_config else {}
-        check_hf_settings(stack, STACK_TYPE, READ_IN_STACK, {"attention_bias": (False, False)})
-    hf = load_hf_class("t5gemma", data)
-    encoder, decoder = (getattr(hf, name) for name in STACKS)
+        stack = hf_config.object(name) if name in hf_config else JsonObject({}, "config.json")
+        if is_merged and name == "encoder":
+            check_hf_settings(stack.data, "t5gemma2_encoder", IMAGES)
+            stack = stack.object("text_config") if "text_config" in stack else stack.with_data({})
+        stack_type = getattr(sections, name)
+        check_hf_settings(stack.data, stack_type, READ_IN_STACK, sections.required)
+    hf = load_hf_class(model_type, data)
+    encoder, decoder = hf.encoder.text_config if is_merged else hf.encoder, hf.decoder
     if encoder.vocab_size != decoder.vocab_size:
         raise ConfigError(
             f"the model's config.json has encoder.vocab_size {format_value(encoder.vocab_size)} "
@@ -57,6 +96,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         )
     tokens = special_token_ids(hf, decoder.vocab_size) | {"bos_token_id": decoder.bos_token_id}
     return {
+        "model_type": model_type,
         "vocab_size": decoder.vocab_size,
         "tie_word_embeddings": hf.tie_word_embeddings,
         "dropout_prob": hf.dropout_rate,
@@ -64,18 +104,19 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         "final_logit_softcapping": decoder.final_logit_softcapping,
         "initializer_range": hf.initializer_range,
         **tokens,
-        "encoder": _stack_fields(encoder),
-        "decoder": _stack_fields(decoder),
+        **({"eoi_token_index": hf.eoi_token_index} if is_merged else {}),
+        "encoder": _read_stack(encoder, is_merged),
+        "decoder": _read_stack(decoder, is_merged),
     }
 
 
-def _stack_fields(hf: Any) -> dict[str, Any]:
+def _read_stack(hf: Any, has_local_rope: bool) -> dict[str, Any]:
     """Returns the fields of one stack (encoder or decoder) from its transformers configuration."""
     fields = {name: getattr(hf, name) for name in SHARED}
     if fields["sliding_window"] is None:
         fields["sliding_window"] = GemmaStack.sliding_window  # all attention is full
     fields["layer_types"] = ",".join(shortest_period(list(hf.layer_types)))
-    settings = read_rope_settings(hf)
+    settings = read_rope_settings(hf, has_local_rope)
     rope = settings["rope_parameters"]
     if rope.keys() - {"rope_type", "rope_theta", "factor"} or rope["rope_type"] not in ROPE_TYPES:
         raise ConfigError(
@@ -92,7 +133,7 @@ def _stack_fields(hf: Any) -> dict[str, Any]:
 # ---- to config.json -----------------------------------------------------------------------------
 def to_config_json(config: T5GemmaConfig) -> dict[str, Any]:
     """Returns the content of config.json for a configuration."""
-    model = config.model
+    model, sections = config.model, SECTIONS[config.model.model_type]
     ends = model.eos_token_id, *model.extra_eos_token_ids
     shared = {
         "vocab_size": model.vocab_size,
@@ -104,23 +145,31 @@ def to_config_json(config: T5GemmaConfig) -> dict[str, Any]:
         "eos_token_id": list(ends) if len(ends) > 1 else ends[0],
         "pad_token_id": model.pad_token_id,
     }
-    hf_config: dict[str, Any] = {
-        "model_type": "t5gemma",
-        "architectures": ["T5GemmaForConditionalGeneration"],
-        "is_encoder_decoder": True,
-        **shared,
-    }
-    for name, stack in model.stacks.items():
-        hf_config[name] = {
-            "model_type": STACK_TYPE,
+    stacks: dict[str, dict[str, Any]] = {
+        name: {
+            "model_type": getattr(sections, name),
             **shared,
             **_hf_stack(stack),
             "attention_bias": False,
             "final_logit_softcapping": model.final_logit_softcapping,
-            "is_decoder": name == "decoder",
         }
-    hf_config["decoder"]["cross_attention_hidden_size"] = model.encoder.hidden_size
-    return hf_config
+        for name, stack in model.stacks.items()
+    }
+    if model.is_merged:
+        eoi = {"eoi_token_index": model.eoi_token_index}
+        text = {"model_type": "t5gemma2_encoder", "text_config": stacks["encoder"], **eoi}
+        stacks, shared = {**stacks, "encoder": text}, shared | eoi
+    else:
+        for name, stack in stacks.items():
+            stack["is_decoder"] = name == "decoder"
+        stacks["decoder"]["cross_attention_hidden_size"] = model.encoder.hidden_size
+    return {
+        "model_type": model.model_type,
+        "architectures": [sections.cls],
+        "is_encoder_decoder": True,
+        **shared,
+        **stacks,
+    }
 
 
 def _hf_stack(stack: GemmaStack) -> dict[str, Any]:

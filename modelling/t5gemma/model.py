@@ -1,6 +1,9 @@
-"""T5Gemma: an encoder-decoder of Gemma 2's blocks (Zhang et al., arXiv:2504.06225).
+"""T5Gemma: an encoder-decoder of Gemma's blocks (Zhang et al., arXiv:2504.06225).
 
-Gemma 2: arXiv:2408.00118. Encoder and decoder can differ in size, and each has an embedding.
+T5Gemma has those of Gemma 2 (arXiv:2408.00118): encoder and decoder can differ in size, and each
+has an embedding. The text part of T5Gemma 2 (arXiv:2512.14856) has those of Gemma 3
+(arXiv:2503.19786): one embedding, and in the decoder one attention to its own and the encoder's
+keys.
 
 x is (batch, length, hidden), equal on all replicas of a tensor-parallel group; between `copy_to_tp`
 and a `Linear` with `shard="in"` each replica has its heads or feed-forward features.
@@ -10,6 +13,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+import popxl
 from config.llama import LayerType
 from config.t5gemma import GemmaStack, T5GemmaConfig, T5GemmaModel
 from modelling.encoder_decoder import BlockStack, EncoderDecoderSpec
@@ -30,28 +36,30 @@ from modelling.layers import (
     StackContext,
     VocabularyEmbedding,
     get_activation,
+    parameter,
 )
+from modelling.layers.attention import qk_ids_in_order, transpose_heads
+from modelling.layers.masking import causal_bias, segment_bias
 from modelling.llama.rotary import Rope
 from modelling.model_family import encoder_decoder_family
 from modelling.t5gemma.config_json import from_config_json, normalize_config_json, to_config_json
-from popxl import Tensor
+from modelling.weights.hf_tensor_names import HfTensorNames
+from popxl import Tensor, ops
 
 
 # ---- attention ----------------------------------------------------------------------------------
 class T5GemmaSelfAttention(MultiHeadAttention):
     """Grouped-query self-attention with RoPE, causal in the decoder.
 
-    An encoder's window reaches as far in both directions.
+    An encoder's window reaches in both directions. T5Gemma 2 has norms of queries and keys.
     """
 
     def __init__(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType, causal: bool) -> None:
-        heads, kv_heads, std = (
-            stack.num_attention_heads,
-            stack.num_key_value_heads,
-            c.initializer_range,
-        )
-        window = stack.sliding_window if causal else (stack.sliding_window, stack.sliding_window)
-        spec = attention_spec(stack, causal, window if layer.is_sliding else None)
+        heads, kv_heads = stack.num_attention_heads, stack.num_key_value_heads
+        window, std = stack.sliding_window, c.initializer_range
+        both_sides = ((window + 1) // 2 - 1, window // 2) if c.is_merged else (window, window)
+        seen = window if causal else both_sides
+        spec = attention_spec(stack, causal, seen if layer.is_sliding else None)
         dropout = Dropout.from_model_config(c, c.attention_dropout)
         super().__init__(heads, spec, kv_heads, is_chunked=not causal, dropout=dropout)
         hidden, inner = stack.hidden_size, heads * stack.head_dim
@@ -59,12 +67,16 @@ class T5GemmaSelfAttention(MultiHeadAttention):
         self.q_proj = Linear(hidden, inner, shard="out", std=std)
         self.kv = FusedLinear(hidden, kv_heads * stack.head_dim, kv, max_shards=kv_heads)
         self.o_proj = Linear(inner, hidden, shard="in", std=std)
-        self.rope = Rope(stack, layer)
+        self.rope, self.has_norms = Rope(stack, layer), c.is_merged
+        if self.has_norms:
+            self.q_norm, self.k_norm = make_head_norm(stack), make_head_norm(stack)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
         x = self.groups.copy_to_tp(x)
         q, (k, v) = self.split_heads(self.q_proj(x)), map(self.split_kv_heads, self.kv(x))
+        if self.has_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rope(q, k, ctx)
         masks, lengths = ctx.padding_mask(bool(self.fused))
         return self.o_proj(self.attend(q, k, v, ctx, masks, lengths))
@@ -93,6 +105,74 @@ class T5GemmaCrossAttention(CrossAttention):
         """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         q = self.q_proj(self.groups.copy_to_tp(ctx.packing.pack_sequences(x)))
         return ctx.packing.unpack_sequences(self.o_proj(self.attend_encoded(q, ctx)))
+
+
+class T5Gemma2MergedAttention(CrossAttention):
+    """One softmax over a decoder sequence's own keys and all of the encoder's output.
+
+    Both have the same projections. Only own keys have positions, a causal mask and a window.
+    """
+
+    def __init__(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType) -> None:
+        heads, kv_heads = stack.num_attention_heads, stack.num_key_value_heads
+        dropout = Dropout.from_model_config(c, c.attention_dropout)
+        super().__init__(heads, attention_spec(stack), kv_heads, dropout=dropout)
+        hidden, inner, std = stack.hidden_size, heads * stack.head_dim, c.initializer_range
+        kv = {"k_proj": std, "v_proj": std}
+        self.q_proj = Linear(hidden, inner, shard="out", std=std)
+        self.kv = FusedLinear(hidden, kv_heads * stack.head_dim, kv, max_shards=kv_heads)
+        self.o_proj = Linear(inner, hidden, shard="in", std=std)
+        self.q_norm, self.k_norm = make_head_norm(stack), make_head_norm(stack)
+        self.rope = Rope(stack, layer)
+        self.own_window = stack.sliding_window if layer.is_sliding else None
+
+    def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        x = self.groups.copy_to_tp(x)
+        q, (k, v) = self.split_heads(self.q_proj(x)), map(self.split_kv_heads, self.kv(x))
+        q, k = self.rope(self.q_norm(q), self.k_norm(k), ctx)
+        q, k, v = (transpose_heads(t) for t in (q, k, v))
+        k, v = ctx.update_cache(k, v, self.own_window)
+        bias = self._mask_bias(q.shape[2], k.shape[2], ctx)
+        q, k, v = (join_sequences(t, ctx.packing.sequences_per_sample) for t in (q, k, v))
+        pairs = zip((k, v), ctx.encoder_kv(self), strict=True)
+        k, v = (ops.concat([own, encoded], 2) for own, encoded in pairs)
+        return ctx.packing.unpack_sequences(self.o_proj(self.attend_heads(q, k, v, ctx, [bias])))
+
+    def _mask_bias(self, queries: int, keys: int, ctx: DecoderContext) -> Tensor:
+        """Returns the bias of a sample's queries: float32 (batch, 1, n * queries, all keys).
+
+        Args:
+            queries, keys: of each of the n sequences.
+        """
+        n = ctx.packing.sequences_per_sample
+        positions = ctx.qk_ids(self.own_window) or qk_ids_in_order(queries, keys)
+        of_queries, of_keys = (ops.concat([t] * n, 1) for t in positions[:2])
+        own = causal_bias(of_queries, of_keys, self.own_window)
+        if n > 1:
+            ids = (np.repeat(np.arange(n), count)[None] for count in (queries, keys))
+            own = own + segment_bias(*(popxl.constant(t, popxl.int32, "sequences") for t in ids))
+        (encoded,), _ = ctx.encoder_padding_mask(takes_lengths=False, length=queries)
+        batch, rows = encoded.shape[0], n * queries
+        shapes = (batch, 1, rows, n * keys), (batch, 1, rows, encoded.shape[3])
+        pairs = zip((own, encoded), shapes, strict=True)
+        return ops.concat([t + ops.init(shape, popxl.float32) for t, shape in pairs], 3)
+
+    def project_kv(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = super().project_kv(encoded)
+        return self.k_norm(k), v
+
+
+def join_sequences(x: Tensor, n: int) -> Tensor:
+    """Joins the n sequences of a sample.
+
+    (batch * n, heads, length, d) -> (batch, heads, n * length, d).
+    """
+    if n == 1:
+        return x
+    count, heads, length, size = x.shape
+    x = x.reshape((count // n, n, heads, length, size)).transpose((0, 2, 1, 3, 4))
+    return x.reshape((count // n, heads, n * length, size))
 
 
 def attention_spec(
@@ -124,16 +204,20 @@ class T5GemmaMLP(Module):
 class T5GemmaEncoderLayer(Module):
     """Norms before and after self-attention, and before and after the feed-forward."""
 
-    causal = False
-
     def __init__(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType) -> None:
         super().__init__()
-        self.self_attn = T5GemmaSelfAttention(c, stack, layer, self.causal)
+        self.self_attn = self.make_attention(c, stack, layer)
         self.pre_self_attn_layernorm = make_norm(stack)
         self.post_self_attn_layernorm = make_norm(stack)
         self.mlp = T5GemmaMLP(c, stack)
         self.pre_feedforward_layernorm = make_norm(stack)
         self.post_feedforward_layernorm = make_norm(stack)
+
+    def make_attention(
+        self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType
+    ) -> MultiHeadAttention:
+        """Builds the layer's self-attention."""
+        return T5GemmaSelfAttention(c, stack, layer, causal=False)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
@@ -153,13 +237,16 @@ class T5GemmaEncoderLayer(Module):
 class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
     """An encoder layer, but causal, with cross-attention in its middle."""
 
-    causal = True
-
     def __init__(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType) -> None:
         super().__init__(c, stack, layer)
         self.cross_attn = T5GemmaCrossAttention(c)
         self.pre_cross_attn_layernorm = make_norm(stack)
         self.post_cross_attn_layernorm = make_norm(stack)
+
+    def make_attention(
+        self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType
+    ) -> MultiHeadAttention:
+        return T5GemmaSelfAttention(c, stack, layer, causal=True)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:  # type: ignore[override]
         """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
@@ -169,41 +256,91 @@ class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
         return self.add_feed_forward(x, ctx)
 
 
+class T5Gemma2DecoderLayer(T5GemmaEncoderLayer):
+    """An encoder layer, but with attention to the encoder's output in its self-attention."""
+
+    def make_attention(
+        self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType
+    ) -> MultiHeadAttention:
+        return T5Gemma2MergedAttention(c, stack, layer)
+
+
 def make_norm(stack: GemmaStack) -> RMSNorm:
     """Builds an RMS norm over a stack's features, times 1 + weight."""
     return RMSNorm(stack.hidden_size, stack.rms_norm_eps, unit_offset=True)
+
+
+def make_head_norm(stack: GemmaStack) -> RMSNorm:
+    """Builds an RMS norm over the features of a head, times 1 + weight."""
+    return RMSNorm(stack.head_dim, stack.rms_norm_eps, unit_offset=True, in_tp_region=True)
+
+
+# ---- embeddings of T5Gemma 2 --------------------------------------------------------------------
+class T5Gemma2Tokens(VocabularyEmbedding):
+    """Token embedding with one more vector, for the token at the end of an image."""
+
+    def __init__(self, c: T5GemmaModel, hf_name: str) -> None:
+        super().__init__(c.initializer_range, hf_name)
+        self.eoi_embedding = parameter(c.hidden_size, std=0.0)
+
+    def file_names(self, hf_path: str) -> HfTensorNames:
+        """Returns the names of a copy that the decoder can have."""
+        copy = "model.decoder.embed_tokens.eoi_embedding"
+        return HfTensorNames(aliases={copy: f"{hf_path}.eoi_embedding"})
+
+
+class T5Gemma2Embeddings(Embeddings):
+    """dropout(tokens * scale), with the end of an image apart, which has no scale."""
+
+    tokens: T5Gemma2Tokens
+
+    def __init__(self, c: T5GemmaModel) -> None:
+        tokens = T5Gemma2Tokens(c, "model.encoder.text_model.embed_tokens")
+        super().__init__(tokens, math.sqrt(c.hidden_size))
+        self.eoi_token_index = c.eoi_token_index
+
+    def build(self, input_ids: Tensor, seed: Tensor | None = None) -> Tensor:
+        """input_ids: int32 (batch, length) -> (batch, length, hidden); see `Embeddings`."""
+        token_ids = self.layout.transpose_if_sequence_first(input_ids)
+        eoi = popxl.constant(self.eoi_token_index, popxl.int32, "eoi")
+        is_eoi = ops.equal(token_ids, eoi).reshape((*token_ids.shape, 1))
+        x = ops.where(is_eoi, self.tokens.eoi_embedding, self.tokens(token_ids) * self.scale)
+        return self.dropout(x, seed)
 
 
 # ---- the model ----------------------------------------------------------------------------------
 def encoder_decoder_spec(config: T5GemmaConfig) -> EncoderDecoderSpec:
     """Returns the model specification of a T5Gemma configuration."""
     c = config.model
+    encoder = "model.encoder.text_model" if c.is_merged else "model.encoder"
+
+    def embeddings(name: str) -> Embeddings:
+        if c.is_merged:
+            return T5Gemma2Embeddings(c)
+        return Embeddings(tokens(name), math.sqrt(c.stacks[name].hidden_size))
 
     def tokens(name: str, is_shared: bool = False) -> VocabularyEmbedding:
         hf_name, hidden = f"model.{name}.embed_tokens", c.stacks[name].hidden_size
         return VocabularyEmbedding(c.initializer_range, hf_name, is_shared, hidden_size=hidden)
 
-    def embeddings(name: str) -> Embeddings:
-        return Embeddings(tokens(name), math.sqrt(c.stacks[name].hidden_size))
-
-    def blocks(name: str, layer: type[T5GemmaEncoderLayer]) -> BlockStack:
-        stack = c.stacks[name]
+    def blocks(stack: GemmaStack, layer: type[T5GemmaEncoderLayer], hf_path: str) -> BlockStack:
         return BlockStack(
             stack.num_hidden_layers,
             lambda layer_type: layer(c, stack, layer_type),
-            f"model.{name}.layers",
+            f"{hf_path}.layers",
             stack.layers,
             stack.hidden_size,
         )
 
+    decoder_layer = T5Gemma2DecoderLayer if c.is_merged else T5GemmaDecoderLayer
     return EncoderDecoderSpec(
         embeddings=lambda: embeddings("encoder"),
-        encoder=blocks("encoder", T5GemmaEncoderLayer),
+        encoder=blocks(c.encoder, T5GemmaEncoderLayer, encoder),
         encoder_head=lambda: EncoderFinalNorm(
-            make_norm(c.encoder), "model.encoder.norm", Dropout.from_model_config(c)
+            make_norm(c.encoder), f"{encoder}.norm", Dropout.from_model_config(c)
         ),
-        decoder_embeddings=lambda: embeddings("decoder"),
-        decoder=blocks("decoder", T5GemmaDecoderLayer),
+        decoder_embeddings=None if c.is_merged else lambda: embeddings("decoder"),
+        decoder=blocks(c.decoder, decoder_layer, "model.decoder"),
         head=lambda: LMHeadLoss(
             make_norm(c.decoder),
             "model.decoder.norm",
@@ -213,8 +350,8 @@ def encoder_decoder_spec(config: T5GemmaConfig) -> EncoderDecoderSpec:
             softcap=c.final_logit_softcapping,
             hf_linear="lm_head.out_proj",
         ),
-        hf_embedding_names=[],
-        has_decoder_tokens=True,
+        hf_embedding_names=["model.decoder.embed_tokens.weight"] if c.is_merged else [],
+        has_decoder_tokens=not c.is_merged,
     )
 
 

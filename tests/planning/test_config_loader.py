@@ -120,8 +120,8 @@ def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
         ("t5", {"is_decoder": True}, "has is_decoder True, but must have False"),
         (
             "t5",
-            {"model_type": "marian"},
-            "the kind 'marian', another encoder-decoder, which is not there; there are: t5, mt5, "
+            {"model_type": "longt5"},
+            "the kind 'longt5', another encoder-decoder, which is not there; there are: t5, mt5, "
             f"{', '.join([*list(family_by_model_type())[2:], 'gemma3, mistral3'])}\n",
         ),
         ("t5", {"model_type": "dbrx"}, "'dbrx', a mixture of experts, which is not"),

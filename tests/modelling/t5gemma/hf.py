@@ -1,9 +1,10 @@
-"""Hugging Face's T5Gemma with random weights, as the reference, and our configuration of it."""
+"""Hugging Face's T5Gemma 1 and 2 with random weights, the reference, and our configuration."""
 
 from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -45,8 +46,34 @@ KINDS: dict[str, Any] = {
 }
 """Changes of the encoder, of the decoder, and of the whole, by name."""
 
+MERGED_STACK: dict[str, Any] = STACK | {
+    "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    "rope_parameters": {
+        SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+}  # fmt: skip
+MERGED_KINDS: dict[str, Any] = {
+    "t5gemma2": ({}, {}, {}),
+    "t5gemma2, other sizes": (
+        {"sliding_window": 4, "num_attention_heads": 2, "head_dim": 16},
+        {
+            "num_hidden_layers": 2, "layer_types": [FULL, SLIDING], "num_key_value_heads": 4,
+            "sliding_window": 2, "final_logit_softcapping": 7.0,
+        },
+        {},
+    ),
+}  # fmt: skip
+"""The same of T5Gemma 2."""
+VISION: dict[str, Any] = {
+    "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 16, "patch_size": 8, "model_type": "siglip_vision_model",
+}  # fmt: skip
+EOI, IMAGES = 77, "vision_tower|multi_modal_projector"
+ALL_KINDS = [*KINDS, *MERGED_KINDS]
 
-def drawn(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+
+def drawn(seed: int, merged: bool = False) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Changes that a random generator chooses, as in `KINDS`."""
     rng = random.Random(seed)
 
@@ -65,13 +92,36 @@ def drawn(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
             "rope_parameters": {"rope_type": "default", "rope_theta": rng.choice([1e2, 1e4])},
         }  # fmt: skip
 
-    return stack(), stack(), {"tie_word_embeddings": rng.random() < 0.7}
+    if not merged:
+        return stack(), stack(), {"tie_word_embeddings": rng.random() < 0.7}
+    encoder, decoder = stack(), stack()
+    for one in (encoder, decoder):
+        bases = {name: rng.choice([1e2, 1e4]) for name in (SLIDING, FULL)}
+        one |= {"attn_logit_softcapping": None, "hidden_size": encoder["hidden_size"]}
+        one["rope_parameters"] = {
+            name: {"rope_type": "default", "rope_theta": base} for name, base in bases.items()
+        }
+    return encoder, decoder, {}
+
+
+def is_merged(kind: str) -> bool:
+    """Whether a kind is T5Gemma 2's."""
+    return kind.startswith("t5gemma2")
 
 
 def hf_config(kind: str) -> Any:
-    """The configuration of a kind, or of a number that is drawn from."""
-    encoder, decoder, whole = KINDS[kind] if kind in KINDS else drawn(int(kind))
-    return transformers.T5GemmaConfig(encoder=STACK | encoder, decoder=STACK | decoder, **whole)
+    """The configuration of a kind, or of a number that is drawn from, such as 3 or t5gemma2 3."""
+    known, seed = KINDS | MERGED_KINDS, kind.rpartition(" ")[2]
+    found = known[kind] if kind in known else drawn(int(seed), is_merged(kind))
+    encoder, decoder, whole = found
+    if not is_merged(kind):
+        return transformers.T5GemmaConfig(encoder=STACK | encoder, decoder=STACK | decoder, **whole)
+    images = {"vision_config": VISION, "mm_tokens_per_image": 4, "eoi_token_index": EOI}
+    return transformers.T5Gemma2Config(
+        encoder={"text_config": MERGED_STACK | encoder, **images, "image_token_index": 95},
+        decoder=MERGED_STACK | decoder,
+        image_token_index=95,
+    )
 
 
 @cache
@@ -85,9 +135,9 @@ def hf_model(kind: str = "as published", writing: bool = False) -> Any:
     """
     torch.manual_seed(0)
     config = hf_config(kind)
-    model = transformers.T5GemmaForConditionalGeneration._from_config(
-        config, attn_implementation="eager"
-    )
+    number = 2 if is_merged(kind) else ""
+    cls = getattr(transformers, f"T5Gemma{number}ForConditionalGeneration")
+    model = cls._from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_matrix = parameter.ndim > 1 and "embed" not in name
@@ -97,8 +147,9 @@ def hf_model(kind: str = "as published", writing: bool = False) -> Any:
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
-    """All weights by name, each once."""
-    return {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+    """All weights but those for images by name, each once."""
+    named = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+    return {n: x for n, x in named.items() if not re.search(IMAGES, n)}
 
 
 def our_config(
@@ -168,4 +219,5 @@ def reference(kind: str = "as published") -> Reference:
         return found
 
     model = copy.deepcopy(hf_model(kind))
-    return train(model, batches(), loss, RATE)
+    found = train(model, batches(), loss, RATE, only=f"^(?!.*({IMAGES}))")
+    return replace(found, weights=weights_of(model))

@@ -1,4 +1,4 @@
-"""T5Gemma's config.json and weights: folders of transformers, both ways."""
+"""config.json and weights of T5Gemma 1 and 2: folders of transformers, both ways."""
 
 from __future__ import annotations
 
@@ -15,12 +15,23 @@ import transformers
 from config.errors import ConfigError
 from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
+from huggingface.multimodal import text_tensors
 from modelling.t5gemma.config_json import (
     from_config_json,
     normalize_config_json,
     to_config_json,
 )
-from tests.modelling.t5gemma.hf import KINDS, START, hf_model, our_config, weights_of
+from run.export_extras import merge_multimodal_parts
+from tests.modelling.t5gemma.hf import (
+    ALL_KINDS,
+    KINDS,
+    START,
+    VISION,
+    hf_model,
+    is_merged,
+    our_config,
+    weights_of,
+)
 from tests.modelling.weight_maps import base_weight_map
 
 
@@ -39,11 +50,12 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
         assert torch.equal(ours, theirs(input_ids=input_ids, decoder_input_ids=input_ids).logits)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path) -> None:
     hf_model(kind).save_pretrained(tmp_path)
     weight_map = base_weight_map(our_config(kind, tp=2))
-    weights = weight_map.from_hf(read_hf_directory(tmp_path))
+    files = read_hf_directory(tmp_path)
+    weights = weight_map.from_hf(text_tensors(files) if is_merged(kind) else files)
     expected = weights_of(hf_model(kind))
     assert {w.name: w.shape for w in weight_map.weights} == {
         n: x.shape for n, x in expected.items()
@@ -52,12 +64,27 @@ def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path)
 
 
 def test_our_configuration_is_read_back() -> None:
-    for kind in (*KINDS, "0", "1", "2"):
+    for kind in (*ALL_KINDS, "t5gemma 0", "t5gemma 1", "t5gemma2 2"):
         config, theirs = our_config(kind), hf_model(kind).config.to_dict()
         written = to_config_json(config)
         read = from_config_json(JsonObject(written, "config.json"))
         assert read == from_config_json(JsonObject(theirs, "config.json"))
         assert normalize_config_json(config, theirs) == written
+
+
+def test_an_export_of_t5gemma2_takes_over_the_weights_for_images(tmp_path: Path) -> None:
+    theirs, config = hf_model("t5gemma2"), our_config("t5gemma2")
+    theirs.save_pretrained(tmp_path / "whole")
+    config = config.with_values({"model.multimodal_parent": str(tmp_path / "whole")})
+    trained = {name: x + 1 for name, x in weights_of(theirs).items()}
+    merged = merge_multimodal_parts(config, trained, to_config_json(config))
+    write_hf_directory(tmp_path / "hf", *merged[:2])
+    loaded = transformers.T5Gemma2ForConditionalGeneration.from_pretrained(tmp_path / "hf")
+    assert loaded.config.encoder.vision_config.hidden_size == VISION["hidden_size"]
+    for name, value in loaded.named_parameters():
+        before = dict(theirs.named_parameters())[name]
+        expected = before + 1 if name in trained else before
+        assert torch.equal(value, expected), name
 
 
 PUBLISHED_STACK: dict[str, Any] = {

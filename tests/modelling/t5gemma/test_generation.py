@@ -1,4 +1,4 @@
-"""T5Gemma against Hugging Face's: greedy tokens and beams."""
+"""T5Gemma 1 and 2 against Hugging Face's: greedy tokens and beams."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from modelling.generation import BeamSearchStrategy, DecodingStrategy, GreedyStr
 from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.t5gemma.hf import (
+    ALL_KINDS,
     ENC,
     ENDS,
-    KINDS,
     PAD,
     VOCABULARY,
     hf_model,
@@ -68,7 +68,7 @@ def check_tokens(
     ("kind", "strategy", "tp", "weights", "places"),
     [
         ("wide encoder", GreedyStrategy(), 2, "resident", 3),
-        ("untied, no caps", BeamSearchStrategy(3), 1, "streamed", 1),
+        ("t5gemma2, other sizes", BeamSearchStrategy(3), 1, "streamed", 1),
     ],
 )
 def test_t5gemma_writes_as_hugging_faces(
@@ -78,7 +78,7 @@ def test_t5gemma_writes_as_hugging_faces(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("strategy", [GreedyStrategy(), BeamSearchStrategy(3, 0.7)])
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 @pytest.mark.parametrize(("dp", "tp", "places"), [(1, 1, 1), (2, 2, 1), (1, 2, 4)])

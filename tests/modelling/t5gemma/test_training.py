@@ -1,4 +1,4 @@
-"""T5Gemma against Hugging Face's in torch, float32: training."""
+"""T5Gemma 1 and 2 against Hugging Face's in torch, float32: training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.t5gemma.hf import (
-    KINDS,
+    ALL_KINDS,
     RATE,
     batches,
     hf_model,
@@ -27,6 +27,8 @@ from tests.slow import slow
         slow("as published", 1, 1, 6, "keep"),
         slow("untied, no caps", 2, 2, 3, "keep"),
         slow("wide encoder", 2, 1, 2, "auto"),
+        slow("t5gemma2", 1, 1, 6, "keep"),
+        slow("t5gemma2, other sizes", 2, 2, 3, "recompute"),
     ],
 )
 def test_examples_that_share_rows_train_as_each_by_itself(
@@ -48,13 +50,14 @@ def check_kind(kind: str, dp: int, tp: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_every_kind_trains_as_hugging_faces(kind: str, dp: int, tp: int) -> None:
     check_kind(kind, dp, tp)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_drawn_sizes_train_as_hugging_faces(seed: int) -> None:
-    check_kind(str(seed), 1, 1 + seed % 2)
+@pytest.mark.parametrize("model_type", ["t5gemma", "t5gemma2"])
+@pytest.mark.parametrize("seed", range(15))
+def test_drawn_sizes_train_as_hugging_faces(model_type: str, seed: int) -> None:
+    check_kind(f"{model_type} {seed}", 1, 1 + seed % 2)
