@@ -68,10 +68,10 @@ def case(kind: str) -> Case:
         of = partial(t5_training.our_config, layers=1)
         given, loss = t5_training.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
         return Case(of, lambda: t5_training.their_model(1), given, loss)
-    if kind == "bart":
-        given, loss = bart_hf.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
-        of = partial(bart_hf.our_config, "as published")
-        return Case(of, bart_hf.without_bias, given, loss)
+    if kind in bart_hf.KINDS:
+        given, loss = bart_hf.batches(STEPS, kind), lambda m, b: m(**named_by_hf(b)).loss
+        of = partial(bart_hf.our_config, kind)
+        return Case(of, partial(bart_hf.without_bias, kind), given, loss)
     if kind == "t5gemma":
         given, loss = t5gemma_hf.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
         of = partial(t5gemma_hf.our_config, "wide encoder")
@@ -141,7 +141,8 @@ ALL_LINEAR = {"adapter.rank": 4, "adapter.alpha": 6.0, "adapter.targets": "all-l
         *(
             slow(kind, split)
             for kind, split in (
-                *(("bart", (1, 1, 4)), ("bart", (2, 2, 2))),
+                *(("as published", (1, 1, 4)), ("as published", (2, 2, 2)), ("mbart", (1, 2, 4))),
+                *(("m2m_100", (1, 1, 4)), ("two vocabularies", (2, 2, 2)), ("pegasus", (2, 1, 4))),
                 *(("t5gemma", (1, 1, 4)), ("t5gemma", (2, 2, 2))),
                 *(("t5", (2, 2, 2)), ("t5", (1, 2, 4)), ("gptj", (2, 1, 4)), ("gptj", (2, 2, 2))),
                 *(("qwen3", (1, 2, 2)), ("llama", (1, 4, 2))),

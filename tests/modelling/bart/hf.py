@@ -51,6 +51,36 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def draw(seed: int) -> dict[str, Any]:
+    """Draws a model's settings; of six seeds in a row each type has one, Marian two."""
+    rng = np.random.default_rng([63, seed])
+    kind = ("bart", "mbart", "m2m_100", "marian", "pegasus", "two vocabularies")[seed % 6]
+    stacks = {
+        f"{stack}_{name}": int(rng.choice(values))
+        for stack in ("encoder", "decoder")
+        for name, values in (
+            ("layers", [1, 2, 3]), ("attention_heads", [2, 4, 8]), ("ffn_dim", [20, 48]),
+        )
+    }  # fmt: skip
+    return {
+        **KINDS.get(kind, {}), **stacks, "d_model": int(rng.choice([16, 32, 48])),
+        "activation_function": str(rng.choice(["gelu", "gelu_new", "relu", "swish"])),
+        "scale_embedding": bool(rng.integers(2)),
+        "decoder_start_token_id": int(rng.choice([START, PAD])),
+        "forced_bos_token_id": (None, 11)[rng.integers(2)],
+        "forced_eos_token_id": (None, END)[rng.integers(2)],
+    }  # fmt: skip
+
+
+NUM_DRAWN = 30
+DRAWN = {f"drawn {seed}": draw(seed) for seed in range(NUM_DRAWN)}
+
+
+def settings_of(kind: str) -> dict[str, Any]:
+    """A model's config.json, but for what transformers' classes say."""
+    return SIZES | (KINDS | DRAWN)[kind]
+
+
 @cache
 def hf_model(kind: str = "as published", writing: bool = False) -> Any:
     """A small one in float32, without dropout, whose weights all matter.
@@ -59,12 +89,13 @@ def hf_model(kind: str = "as published", writing: bool = False) -> Any:
         writing: whether its matrices are so large that it answers different prompts differently.
     """
     torch.manual_seed(0)
-    settings = SIZES | KINDS[kind]
+    settings = settings_of(kind)
     config = transformers.CONFIG_MAPPING[settings["model_type"]](**settings)
     model = transformers.AutoModelForSeq2SeqLM.from_config(config)
     with torch.no_grad():
         # transformers does not save Marian's positions.
-        for parameter in (p for p in model.parameters() if p.requires_grad or kind == "pegasus"):
+        saves = settings["model_type"] == "pegasus"
+        for parameter in (p for p in model.parameters() if p.requires_grad or saves):
             spread = 0.5 if writing and parameter.ndim > 1 else 0.1
             parameter += spread * torch.randn_like(parameter)
         for bias in buffers_of(model).values():
@@ -77,10 +108,11 @@ def buffers_of(model: Any) -> dict[str, torch.Tensor]:
     return {n: x for n, x in model.named_buffers() if n == "final_logits_bias"}
 
 
-def without_bias() -> Any:
-    """A copy of the first one whose logits have no bias: it is no parameter of torch's."""
-    model = copy.deepcopy(hf_model())
-    model.final_logits_bias.zero_()
+def without_bias(kind: str = "as published") -> Any:
+    """A copy of a model whose logits have no bias: it is no parameter of torch's."""
+    model = copy.deepcopy(hf_model(kind))
+    for bias in buffers_of(model).values():
+        bias.zero_()
     return model
 
 
@@ -91,9 +123,9 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def description_of(kind: str) -> dict[str, Any]:
-    """The model's config.json, with the token that transformers 5 has in generation_config.json."""
-    settings = SIZES | KINDS[kind]
-    forced = {"forced_bos_token_id": settings["forced_bos_token_id"]}
+    """The model's config.json, with tokens that transformers 5 has in generation_config.json."""
+    settings = settings_of(kind)
+    forced = {n: settings[n] for n in ("forced_bos_token_id", "forced_eos_token_id")}
     return {**hf_model(kind).config.to_dict(), **forced}
 
 

@@ -25,6 +25,7 @@ from tests.modelling.bart.hf import (
     description_of,
     hf_model,
     our_config,
+    settings_of,
     weights_of,
 )
 from tests.modelling.weight_maps import base_weight_map
@@ -142,4 +143,4 @@ def test_our_configuration_is_read_back() -> None:
         written = to_config_json(our_config(kind))
         read = from_config_json(JsonObject(written, "config.json"))
         assert read == from_config_json(JsonObject(description_of(kind), "config.json"))
-        assert {n: written[n] for n in SIZES} == SIZES | KINDS[kind] or kind != "as published"
+        assert {n: written[n] for n in SIZES} == settings_of(kind) or kind != "as published"

@@ -20,11 +20,11 @@ from tests.modelling.bart.hf import (
     END,
     KINDS,
     PAD,
-    SIZES,
     VOCABULARY,
     buffers_of,
     hf_model,
     our_config,
+    settings_of,
     weights_of,
 )
 from tests.modelling.generation.harness import hf_beams
@@ -49,7 +49,7 @@ def model_of(kind: str) -> Any:
     with torch.no_grad():
         for bias in buffers_of(model).values():
             bias[0, END] += END_BIAS
-    settings = SIZES | KINDS[kind]
+    settings = settings_of(kind)
     for name in DECODER_TOKENS:
         setattr(model.generation_config, name, settings[name])
     if settings["model_type"] == "marian":  # as its generation_config.json, for a likely padding

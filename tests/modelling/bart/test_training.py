@@ -61,6 +61,10 @@ def test_examples_that_share_rows_train_as_each_by_itself(
 ) -> None:
     """Loss, every gradient and steps of AdamW. Torch's examples have a row each: positions begin
     anew at each text, and nothing leaks from one to another."""
+    check_packed(kind, dp, tp, micro_batch, activations)
+
+
+def check_packed(kind: str, dp: int, tp: int, micro_batch: int, activations: str) -> None:
     config = our_config(kind, dp, tp).to_dict()
     config["training"]["global_batch_size"] = ROWS
     config["execution"] |= {"micro_batch_size": micro_batch, "activations": activations}
@@ -76,6 +80,10 @@ def test_examples_that_share_rows_train_as_each_by_itself(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_every_kind_trains_as_hugging_faces(kind: str, dp: int, tp: int) -> None:
+    check_kind(kind, dp, tp)
+
+
+def check_kind(kind: str, dp: int, tp: int) -> None:
     model = fine_tuning(our_config(kind, dp, tp), gradients=True)
     model.write(weights_of(hf_model(kind)))
     check_training(model, batches(kind=kind), reference(kind), RATE, without_keys_biases)
