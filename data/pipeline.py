@@ -20,7 +20,7 @@ from data.chat_template import ChatTemplate, load_chat_template
 from data.class_labels import ClassLabels
 from data.data_cache import DataCache
 from data.data_warnings import DataWarnings
-from data.examples import Corpus, Example, Languages, TokenizedText
+from data.examples import NO_LANGUAGES, Corpus, Example, Languages, TokenizedText
 from data.language_codes import LanguageCodes
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
@@ -419,6 +419,7 @@ class Pipeline:
         if self.task.labels is not None and self.task.user_labels is None:
             say(f"the data name the labels: {format_name(', '.join(self.task.labels), 150)}")
         self._warn_of_lost_characters(corpus)
+        self._warn_of_unused_languages()
         for hint in self._prompt_format_hints(corpus.examples):
             say(hint)
         self.data_cache.drop_corpus("train")
@@ -607,6 +608,16 @@ class Pipeline:
             yield (
                 f"prompts and targets are joined as they are, such as {excerpt}: "
                 "--data.separator ' ' puts a space between them"
+            )
+
+    def _warn_of_unused_languages(self) -> None:
+        """Say that a tokenizer without language codes does not tell the model the languages."""
+        codes_in_sources = getattr(self.tokenizer.hf_tokenizer, "supported_language_codes", None)
+        has_codes = bool(codes_in_sources) or self.tokenizer.language_codes is not None
+        if self.task.languages.fixed != NO_LANGUAGES and not has_codes:
+            say(
+                "the tokenizer has no language codes: data.source_language and "
+                "data.target_language name columns, and the directions of BLEU and chrF, alone"
             )
 
     def _warn_of_lost_characters(self, corpus: Corpus) -> None:

@@ -448,3 +448,12 @@ def test_an_added_token_is_a_language(name: str, folders: dict[str, Path]) -> No
     target = example.ids[example.loss_mask]
     assert target[-1 if name == "mbart" else 0] == code == len(hf) - 1
     assert tokenizer.decode([target]) == ["Hallo"]
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("marian", True), ("marian_multilingual", False)])
+def test_languages_that_the_tokenizer_does_not_use_are_said(
+    name: str, is_said: bool, folders: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    settings = dict(zip(("source_language", "target_language"), LANGUAGES[name], strict=True))
+    pipeline_of(name, folders, tmp_path, **settings).make_training_samples()
+    assert ("the tokenizer has no language codes" in capsys.readouterr().err) == is_said
