@@ -101,7 +101,7 @@ class PrefillBlock(LayerWrapper):
         self._sequences = sequences
 
     def build(self, x: Tensor, last_positions: Tensor) -> tuple[Tensor, ...]:
-        """x: (batch, length, hidden) -> same shape; K and V of each sequence.
+        """Run the block on prompts, x (batch, length, hidden) -> same shape; K and V per sequence.
 
         Args:
             last_positions: see `KVCacheLayout`.
@@ -126,7 +126,7 @@ class CachedDecoderBlock(LayerWrapper):
     def build(
         self, x: Tensor, caches: Sequence[Tensor], last_positions: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """x: (sequences, 1, hidden) -> same shape; K and V including this token.
+        """Run the block on one token, x (sequences, 1, hidden) -> same shape; K and V so far.
 
         Args:
             caches, last_positions, position: see `DecodeAttentionContext`.

@@ -120,7 +120,7 @@ class EncoderBlockWithBias(LayerWrapper):
     """An encoder block; a position bias that all blocks share is one of its inputs."""
 
     def build(self, x: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> same shape.
+        """Run the block on prompts: (batch, length, hidden) -> same shape.
 
         Args:
             mask, bias: see `EncoderContext`.
@@ -141,7 +141,7 @@ class CacheInitializer(LayerWrapper):
         self._sequences, self._length = sequences, length
 
     def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
-        """encoded: (batch, length, hidden) -> K and V of cross-attention; two empty caches.
+        """Compute the caches from the encoder's output: K and V of cross-attention; two empty ones.
 
         K and V: (batch, heads, length, head_dim) each; empty caches: (sequences, heads, output
         length, head_dim) each.
@@ -167,7 +167,7 @@ class DecodeBlock(LayerWrapper):
         cross_bias: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """x: (sequences, 1, hidden) -> same shape; the updated caches.
+        """Run the block on one token, x (sequences, 1, hidden) -> same shape; the updated caches.
 
         Other arguments as for `DecoderTokenContext`.
         """

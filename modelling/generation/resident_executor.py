@@ -151,7 +151,7 @@ class _PrefillModule(Module):
         self._model = model
 
     def build(self, input_ids: Tensor, prompt_state: list[Tensor], enabled: Tensor) -> list[Tensor]:
-        """input_ids: int32 (batch, length) -> caches of each layer, then loop invariants."""
+        """Run prefill: int32 (batch, length) -> KV caches of each layer, then loop invariants."""
         executor = ResidentExecutor(self, "prompt", enabled)
         self.caches, loop_invariants = self._model.prefill(executor, input_ids, prompt_state)
         return [*(t for layer in self.caches for t in layer), *loop_invariants]
@@ -173,7 +173,7 @@ class _DecodeModule(Module):
         prompt_state: list[Tensor],
         loop_invariants: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """input_ids: int32 (sequences, 1) -> float32 logits (sequences, local vocabulary); caches.
+        """Run the model on one token: int32 (sequences, 1) -> float32 logits; updated caches.
 
         Args:
             position: position of the tokens, int32 scalar.

@@ -123,7 +123,7 @@ class GeneratedTokens(Module):
         self._search = search
 
     def build(self, state: list[Tensor]) -> Tensor:
-        """state: the search's tensors -> int32 (prompts, length)."""
+        """Read the tokens from the search's state tensors: int32 (prompts, length)."""
         return ops.identity(self._search.output_tokens(state))
 
 
@@ -184,7 +184,7 @@ class StreamedProgramBuilder:
         return [ops.identity(t) for t in (*first, *state, *prompt_state)]
 
     def build(self) -> popxl.DeviceToHostStream:
-        """Add the whole program to the current graph; returns the generated tokens' stream."""
+        """Add the whole generation program to the current graph; returns its output stream."""
         tokens = popxl.d2h_stream((self.count, self.model.output_length), popxl.int32, "tokens")
         row, no_weights = popxl.constant(0, popxl.int32), NamedTensors()
         self.inputs.load_from_host()

@@ -45,7 +45,7 @@ class GPTJAttention(MultiHeadAttention):
         self.rotary_dim, self.rope_theta = a.rotary_dim, a.rotary_positional_embeddings_base
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> same shape: this replica's term of a sum over replicas."""
+        """Computes this replica's term of a sum over replicas: (batch, length, hidden) -> same."""
         q, k, v = (self.split_heads(t) for t in self.qkv(x))
         sin, cos = ctx.rope_tables(self._make_rope_tables, q.shape[1])
         q, k = (rotary_pos_embed(t, sin, cos, self.rotary_dim) for t in (q, k))
@@ -56,7 +56,7 @@ class GPTJAttention(MultiHeadAttention):
 
 
 class GPTJMLP(Module):
-    """fc_out(gelu(fc_in x))."""
+    """GPT-J's feed-forward layer: fc_out(gelu(fc_in x))."""
 
     def __init__(self, c: GPTJModel) -> None:
         super().__init__()
@@ -65,12 +65,12 @@ class GPTJMLP(Module):
         self.fc_out = Linear(inner, hidden, shard="in", std=std, bias=True)
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (..., hidden) -> same shape: this replica's term of a sum over replicas, no bias."""
+        """Computes this replica's term of a sum over replicas, no bias: (..., hidden) -> same."""
         return self.fc_out.partial_sum(ops.gelu(self.fc_in(x)))
 
 
 class GPTJBlock(Module):
-    """x + attn(ln_1(x)) + mlp(ln_1(x)).
+    """GPT-J's block, with attention and MLP in parallel: x + attn(ln_1(x)) + mlp(ln_1(x)).
 
     Both branches are in one tensor-parallel region: one all-reduce in the forward and one in the
     backward pass, where the reference implementation has two each.
@@ -84,7 +84,7 @@ class GPTJBlock(Module):
         self.mlp = GPTJMLP(c)
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape.
+        """Runs the block: (batch, length, hidden) -> the same shape.
 
         Dropout before the sum over replicas equals dropout after it, if all terms and the bias have
         one mask; so two masks need only one all-reduce.

@@ -43,7 +43,7 @@ class VocabularyEmbedding(Module):
         self.weight = parameter(rows, hidden, std=std, shard=0)
 
     def build(self, input_ids: Tensor) -> Tensor:
-        """input_ids: int32 of any shape, in [0, vocab_size) -> (*shape, hidden)."""
+        """Looks up embeddings: int32 of any shape, in [0, vocab_size) -> (*shape, hidden)."""
         (weight, *lora), groups = self.embedding_weights(), self.groups
         is_sharded = groups.tensor_parallel > 1
         local_ids = input_ids
@@ -86,7 +86,7 @@ class Embeddings(Module):
         self.tokens, self.scale = tokens, scale
 
     def build(self, input_ids: Tensor, seed: Tensor | None = None) -> Tensor:
-        """input_ids: int32 (batch, length) -> (batch, length, hidden).
+        """Embeds tokens: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
             seed: uint32 (2,) for dropout, equal on the replicas of a tensor-parallel group.

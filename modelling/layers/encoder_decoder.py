@@ -158,7 +158,7 @@ class EncoderFinalNorm(Module):
         self.norm.hf_name = hf_name
 
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Normalizes x, with dropout: (batch, length, hidden) -> the same shape."""
         return self.dropout(self.norm(x), seed)
 
 
@@ -166,7 +166,7 @@ class PackedEncoderEmbeddings(LayerWrapper):
     """Encoder embeddings whose learned positions restart at each example of a packed sample."""
 
     def build(self, input_ids: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
-        """input_ids: int32 (batch, length) -> (batch, length, hidden).
+        """Embeds packed tokens: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
             mask: int32 (batch, length), see `Packing`.

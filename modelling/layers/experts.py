@@ -99,7 +99,7 @@ class Router(Module):
             self.bias = parameter(num_experts, std=std)
 
     def build(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: (tokens, hidden) -> top-k weights, top-k experts, probabilities of all experts.
+        """Routes tokens: (tokens, hidden) -> top-k weights, top-k experts, all probabilities.
 
         Shapes: float32 (tokens, k); int32 (tokens, k); float32 (tokens, num_experts).
         """
@@ -409,13 +409,13 @@ class SharedExpertGate(Module):
         self.weight = parameter(1, self.config.model.hidden_size, std=std)
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (tokens, hidden) -> (tokens, 1)."""
+        """Computes the gate of the shared expert: (tokens, hidden) -> (tokens, 1)."""
         half_logits = ops.matmul(x, self.weight.transpose((1, 0))) * 0.5
         return (ops.tanh(half_logits) + 1.0) * 0.5  # the sigmoid
 
 
 class _ExpertGroupMLP(Module):
-    """Holds the experts of a group in the submodule `mlp`, where a block has them."""
+    """Module that has a group's experts in its submodule `mlp`, where a block has all experts."""
 
     def __init__(self, experts: Experts, hf_name: str | None) -> None:
         super().__init__(hf_name)

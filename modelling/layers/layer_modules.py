@@ -44,11 +44,11 @@ class LayerModules:
         return LayerModules.from_types(types, self.modules.__getitem__)
 
     def map_modules(self, wrap: Callable[[Any], addons.Module]) -> LayerModules:
-        """Returns these layers with a function applied to each module."""
+        """Returns the layers with each module replaced by `fn(module)`."""
         return LayerModules([wrap(module) for module in self.modules], self.type_of_layer)
 
     def runs_of_one_type(self) -> list[tuple[int, range]]:
-        """Splits layers into runs of consecutive equal type: (type index, layer indices) each."""
+        """Splits layers into runs of the same type: (type index, range of layer indices) each."""
         groups = groupby(enumerate(self.type_of_layer), key=itemgetter(1))
         runs = [(index, [layer for layer, _ in members]) for index, members in groups]
         return [(index, range(layers[0], layers[-1] + 1)) for index, layers in runs]

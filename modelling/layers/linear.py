@@ -112,5 +112,5 @@ class FusedLinear(Linear):
             self.bias = fused_parameter(biases, 0, max_shards)
 
     def build(self, x: Tensor) -> Sequence[Tensor]:  # type: ignore[override]
-        """x: (..., in_features) -> one (..., local out_features) for each layer."""
+        """Applies all fused layers: (..., in_features) -> one (..., local out_features) each."""
         return ops.split(super().build(x), self.count, axis=-1)

@@ -65,7 +65,7 @@ class LMHead(Module):
             self.bias = fused_parameter([buffer], 1, is_buffer=True)
 
     def build(self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None) -> Tensor:
-        """x: (..., hidden) -> float32 logits (..., ceil(vocab_size / tensor_parallel)).
+        """Computes logits: (..., hidden) -> float32 (..., ceil(vocab_size / tensor_parallel)).
 
         Each replica has the logits of its shard of the vocabulary; those of padding, after the end
         of the vocabulary, are `MASK_VALUE`.

@@ -48,7 +48,7 @@ class LowRankMatrices(Module):
 
 
 class LoRA(LowRankMatrices):
-    """y + scale * B A dropout(x), for this replica's shard of a linear layer y = W x.
+    """LoRA adapter: y + scale * B A dropout(x), for a replica's shard of a linear layer y = W x.
 
     DoRA (Liu et al., arXiv:2402.09353) multiplies that by magnitude / n, where n are the norms of
     the rows of W + scale * B A, which have no gradient.
@@ -178,7 +178,7 @@ class VocabularyAdapter(LowRankMatrices):
         self._is_embedding = adapter.embeds
 
     def build(self) -> tuple[Tensor, Tensor]:
-        """Returns A, (in_features, rank), and scale * B, (rank, out_features).
+        """Returns the adapter's A, (in_features, rank), and scale * B, (rank, out_features).
 
         The vocabulary, one of the two features, is local.
         """
@@ -251,7 +251,7 @@ class TrainableTokenRows(Module):
         self._token_ids = np.asarray(token_ids, np.int32)
 
     def build(self, matrix: Tensor, transposed: bool = False) -> Tensor:
-        """matrix: (local vocab size, hidden) -> the same shape, with the trainable rows in it.
+        """Puts the trainable rows into `matrix`: (local vocab size, hidden) -> the same shape.
 
         Args:
             transposed: it is (hidden, local vocab size), before and after.
@@ -299,7 +299,7 @@ class LayerAdapters:
         )
 
     def attach_to_experts(self, group: ModuleT, layer: str) -> ModuleT:
-        """Attaches the adapters of a layer's experts to one expert group; all groups are equal."""
+        """Attaches the adapters of a layer's experts to the module of one expert group."""
         mappings = [m for m in self._layers.get(layer, ()) if ".experts." in m.path]
         return self._attach_mappings(
             group, [m.expert_group_mapping(0, self._expert_groups) for m in mappings]

@@ -8,7 +8,7 @@ from popxl import Tensor, ops
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x^2) + eps) * weight, over the last axis.
+    """RMS norm over the last axis: x / sqrt(mean(x^2) + eps) * weight.
 
     Zhang and Sennrich, arXiv:1910.07467. Computed in float32, as in T5.
 
@@ -28,7 +28,7 @@ class RMSNorm(Module):
         self.weight = parameter(features, std=0.0 if unit_offset else None)
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (..., features) -> the same shape and dtype."""
+        """Normalizes x: (..., features) -> the same shape and dtype."""
         weight = self.scale()
         x_float32 = cast_if_needed(x, popxl.float32)
         normed = x_float32 * (1.0 / ops.sqrt(self.mean_square(x_float32) + self.eps))
@@ -71,7 +71,7 @@ class ShardedRMSNorm(RMSNorm):
 
 
 class LayerNorm(Module):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last axis (arXiv:1607.06450).
+    """Layer norm over the last axis (arXiv:1607.06450): standardized x * weight + bias.
 
     Args:
         features: size of the last axis.
@@ -85,5 +85,5 @@ class LayerNorm(Module):
         self.bias = parameter(features, std=0.0)
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (..., features) -> the same shape and dtype."""
+        """Normalizes x: (..., features) -> the same shape and dtype."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps)

@@ -93,7 +93,7 @@ class LlamaAttention(MultiHeadAttention):
         self.rope = Rope(c, layer)
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Computes self-attention: (batch, length, hidden) -> the same shape."""
         x = self.groups.copy_to_tp(x)
         q, (k, v) = self.q_proj(x), self.kv(x)
         if self.model_type in QK_NORM_FULL:
@@ -114,7 +114,7 @@ class LlamaAttention(MultiHeadAttention):
 
 # ---- feed-forward -------------------------------------------------------------------------------
 class LlamaMLP(Module):
-    """down_proj(act(gate_proj x) * up_proj x)."""
+    """Gated MLP: down_proj(act(gate_proj x) * up_proj x)."""
 
     def __init__(self, c: LlamaModel, intermediate_size: int, bias: bool = False) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class LlamaMLP(Module):
         self.down_proj = Linear(intermediate_size, hidden, shard="in", std=std, bias=bias)
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (..., hidden) -> the same shape."""
+        """Computes the MLP: (..., hidden) -> the same shape."""
         gate, up = self.gate_up(self.groups.copy_to_tp(x))
         return self.down_proj(self.act(gate) * up)
 
@@ -214,7 +214,7 @@ class LlamaBlock(Module):
         self.post_attention_layernorm = make_norm(c)
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Runs the block: (batch, length, hidden) -> the same shape."""
         x = ctx.add_residual(x, self.self_attn(self.input_layernorm(x), ctx), self.multiplier)
         h = self.post_attention_layernorm(x)
         return ctx.add_residual(x, self.mlp(h, ctx), self.multiplier)

@@ -24,7 +24,7 @@ class TrainingBlock(LayerWrapper):
         segment_starts: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """x: (batch, length, hidden) -> the same shape; then the sum of expert usage so far.
+        """Runs the block: (batch, length, hidden) -> same shape; then the sum of expert usage.
 
         Args:
             usage, segment_ids, segment_starts, seed: fields of `BlockContext`.

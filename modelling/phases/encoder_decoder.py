@@ -50,7 +50,7 @@ class StackBlock(LayerWrapper):
         encoded: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape.
+        """Runs the block: (batch, length, hidden) -> the same shape.
 
         Args:
             encoded: the encoder's output, for a block of the decoder; see `DecoderContext`.

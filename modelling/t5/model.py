@@ -55,7 +55,7 @@ class T5SelfAttention(MultiHeadAttention):
         self.relative_attention_bias = RelativePositionBias(causal, is_shared)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Computes self-attention: (batch, length, hidden) -> the same shape."""
         q, k, v = (self.split_heads(t) for t in self.qkv(self.groups.copy_to_tp(x)))
         position_bias = ctx.position_bias(self.relative_attention_bias, q.shape[1])
         masks, lengths = ctx.padding_mask(bool(self.fused))
@@ -73,13 +73,13 @@ class T5CrossAttention(CrossAttention):
         self.o = Linear(inner, hidden, shard="in", std=inner**-0.5)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        """Cross-attends: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         q = self.q(self.groups.copy_to_tp(ctx.packing.pack_sequences(x)))
         return ctx.packing.unpack_sequences(self.o(self.attend_encoded(q, ctx)))
 
 
 class T5MLP(Module):
-    """wo(dropout(act(wi_0 x) * wi_1 x)), or wo(dropout(act(wi x))) without a gate.
+    """T5's MLP: wo(dropout(act(wi_0 x) * wi_1 x)), or wo(dropout(act(wi x))) without a gate.
 
     The input of wo is divided by `scale_ff`, its output multiplied: so the product of the branches
     and the sums in wo stay in the range of float16.
@@ -94,7 +94,7 @@ class T5MLP(Module):
         self.wo = Linear(c.d_ff, c.hidden_size, shard="in", std=c.d_ff**-0.5)
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Computes the MLP: (batch, length, hidden) -> the same shape."""
         gate, *up = self.wi_all(self.groups.copy_to_tp(x))
         h = self.act(gate) if self.scale == 1 else self.act(gate) / self.scale
         if up:
@@ -106,7 +106,7 @@ class T5MLP(Module):
 
 # ---- blocks -------------------------------------------------------------------------------------
 class T5LayerSelfAttention(Module):
-    """x + SelfAttention(layer_norm(x))."""
+    """T5's self-attention sublayer with residual: x + SelfAttention(layer_norm(x))."""
 
     def __init__(self, c: T5Model, causal: bool, is_first: bool) -> None:
         super().__init__()
@@ -114,12 +114,12 @@ class T5LayerSelfAttention(Module):
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Runs the sublayer: (batch, length, hidden) -> the same shape."""
         return ctx.add_residual(x, self.SelfAttention(self.layer_norm(x), ctx))
 
 
 class T5LayerCrossAttention(Module):
-    """x + EncDecAttention(layer_norm(x))."""
+    """T5's cross-attention sublayer with residual: x + EncDecAttention(layer_norm(x))."""
 
     def __init__(self, c: T5Model) -> None:
         super().__init__()
@@ -127,12 +127,12 @@ class T5LayerCrossAttention(Module):
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        """Runs the sublayer: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         return ctx.add_residual(x, self.EncDecAttention(self.layer_norm(x), ctx))
 
 
 class T5LayerFF(Module):
-    """x + DenseReluDense(layer_norm(x))."""
+    """T5's feed-forward sublayer with residual: x + DenseReluDense(layer_norm(x))."""
 
     def __init__(self, c: T5Model) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class T5LayerFF(Module):
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Runs the sublayer: (batch, length, hidden) -> the same shape."""
         return ctx.add_residual(x, self.DenseReluDense(self.layer_norm(x), ctx))
 
 
@@ -152,7 +152,7 @@ class T5EncoderBlock(Module):
         self.layer = Module.from_list([T5LayerSelfAttention(c, False, is_first), T5LayerFF(c)])
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Runs the block: (batch, length, hidden) -> the same shape."""
         for layer in self.layer:
             x = layer(x, ctx)
         return x
@@ -171,7 +171,7 @@ class T5DecoderBlock(Module):
         )
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        """Runs the block: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         for layer in self.layer:
             x = layer(x, ctx)
         return x

@@ -72,7 +72,7 @@ class T5GemmaSelfAttention(MultiHeadAttention):
             self.q_norm, self.k_norm = make_head_norm(stack), make_head_norm(stack)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Computes self-attention: (batch, length, hidden) -> the same shape."""
         x = self.groups.copy_to_tp(x)
         q, (k, v) = self.split_heads(self.q_proj(x)), map(self.split_kv_heads, self.kv(x))
         if self.has_norms:
@@ -102,7 +102,7 @@ class T5GemmaCrossAttention(CrossAttention):
         self.o_proj = Linear(inner, hidden, shard="in", std=std)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        """Cross-attends: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         q = self.q_proj(self.groups.copy_to_tp(ctx.packing.pack_sequences(x)))
         return ctx.packing.unpack_sequences(self.o_proj(self.attend_encoded(q, ctx)))
 
@@ -185,7 +185,7 @@ def attention_spec(
 
 # ---- layers -------------------------------------------------------------------------------------
 class T5GemmaMLP(Module):
-    """down_proj(dropout(act(gate_proj x) * up_proj x))."""
+    """Gated MLP with dropout: down_proj(dropout(act(gate_proj x) * up_proj x))."""
 
     def __init__(self, c: T5GemmaModel, stack: GemmaStack) -> None:
         super().__init__()
@@ -195,14 +195,14 @@ class T5GemmaMLP(Module):
         self.down_proj = Linear(inner, hidden, shard="in", std=std)
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Computes the MLP: (batch, length, hidden) -> the same shape."""
         gate, up = self.gate_up(self.groups.copy_to_tp(x))
         h = self.drop(self.act(gate) * up, self.groups.tp_seed(ctx.next_seed()))
         return self.down_proj(h)
 
 
 class T5GemmaEncoderLayer(Module):
-    """Norms before and after self-attention, and before and after the feed-forward."""
+    """T5Gemma's encoder layer: norms before and after both self-attention and MLP."""
 
     def __init__(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class T5GemmaEncoderLayer(Module):
         return T5GemmaSelfAttention(c, stack, layer, causal=False)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Runs the layer: (batch, length, hidden) -> the same shape."""
         return self.add_feed_forward(self.add_self_attention(x, ctx), ctx)
 
     def add_self_attention(self, x: Tensor, ctx: StackContext) -> Tensor:
@@ -235,7 +235,7 @@ class T5GemmaEncoderLayer(Module):
 
 
 class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
-    """An encoder layer, but causal, with cross-attention in its middle."""
+    """T5Gemma's decoder layer: an encoder layer with causal mask and cross-attention."""
 
     def __init__(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType) -> None:
         super().__init__(c, stack, layer)
@@ -249,7 +249,7 @@ class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
         return T5GemmaSelfAttention(c, stack, layer, causal=True)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:  # type: ignore[override]
-        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        """Runs the layer: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         x = self.add_self_attention(x, ctx)
         y = self.cross_attn(self.pre_cross_attn_layernorm(x), ctx)
         x = ctx.add_residual(x, self.post_cross_attn_layernorm(y))

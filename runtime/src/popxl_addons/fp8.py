@@ -133,7 +133,7 @@ class MatrixProduct(Module):
         bias: popxl.Tensor | None = None,
         output_type: popxl.dtype | None = None,
     ) -> popxl.Tensor:
-        """x: (..., in_features), weight: (in_features, out_features) -> (..., out_features).
+        """Multiply x (..., in_features) by weight (in_features, out_features) and add the bias.
 
         Args:
             bias: (out_features,), in the dtype of the result.
@@ -160,7 +160,7 @@ class FP8Product(MatrixProduct):
         bias: popxl.Tensor | None = None,
         output_type: popxl.dtype | None = None,
     ) -> popxl.Tensor:
-        """x: (..., in_features), weight: (in_features, out_features) -> (..., out_features)."""
+        """Multiply x (..., in_features) by weight (in_features, out_features) in FP8; add bias."""
         recipe, scale = self.recipe, self._add_scaling_state()
         return ops.fp8.linear(
             x,

@@ -66,7 +66,7 @@ class Conv2D(Module):
         self.replica_grouping = replica_grouping
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
-        """x: (batch, in_channels, height, width) -> (batch, out_channels, height', width')."""
+        """Convolve images: (batch, in_channels, height, width) -> (batch, out_channels, h', w')."""
         shape = (self.out_channels, x.shape[1] // self.groups, *self.kernel_size)
         self.weight = self.add_variable_input(
             "weight", normal(shape), x.dtype, replica_grouping=self.replica_grouping

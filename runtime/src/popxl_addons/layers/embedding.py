@@ -64,7 +64,7 @@ class Embedding(Module):
         return np.arange(n_shards, dtype=np.int32) * size
 
     def build(self, indices: popxl.Tensor) -> popxl.Tensor:
-        """indices: integers of any shape -> (*shape, hidden_size)."""
+        """Look up the rows of `indices`, integers of any shape -> (*shape, hidden_size)."""
         shape = (self.vocab_shard_size, self.hidden_size)
         self.weight = self.add_variable_input(
             "weight",

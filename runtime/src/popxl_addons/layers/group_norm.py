@@ -38,7 +38,7 @@ class GroupNorm(Module):
         self.eps = eps
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
-        """x: (batch, channels, ...) -> the same shape."""
+        """Normalise groups of channels: (batch, channels, ...) -> the same shape."""
         shape, grouping = (x.shape[1],), self.replica_grouping
         self.weight = self.add_variable_input(
             "weight", ones(shape), x.dtype, replica_grouping=grouping

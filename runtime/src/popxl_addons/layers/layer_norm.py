@@ -20,7 +20,7 @@ class LayerNorm(Module):
     """
 
     def build(self, x: popxl.Tensor, eps: float = 1e-05) -> popxl.Tensor:
-        """x: (..., features) -> the same shape."""
+        """Normalise x: (..., features) -> the same shape."""
         self.weight = self.add_variable_input("weight", ones(x.shape[-1:]), x.dtype)
         self.bias = self.add_variable_input("bias", zeros(x.shape[-1:]), x.dtype)
         return ops.layer_norm(x, self.weight, self.bias, eps)

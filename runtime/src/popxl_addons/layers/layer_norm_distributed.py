@@ -25,7 +25,7 @@ class LayerNormDistributed(Module):
         self.replica_grouping = replica_grouping
 
     def build(self, x: popxl.Tensor, eps: float = 1e-05) -> popxl.Tensor:
-        """x: (..., features / group size) -> the same shape."""
+        """Normalise a replica's features: (..., features / group size) -> the same shape."""
         grouping = self.replica_grouping or popxl.gcg().ir.replica_grouping()
         shape, sharing = x.shape[-1:], grouping.transpose()
         w = self.add_variable_input("weight", ones(shape), x.dtype, replica_grouping=sharing)

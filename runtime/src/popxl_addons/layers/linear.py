@@ -40,7 +40,7 @@ class Linear(Module):
         self.product = create_matrix_product()
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
-        """x: (..., in_features) -> (..., out_features)."""
+        """Apply the layer: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
         self.weight = self.add_variable_input(
             "weight", normal(shape), x.dtype, replica_grouping=self.replica_grouping

@@ -66,7 +66,7 @@ class LinearFP8(Module):
         return ops.pow2scale_cast_to_fp8(matrix, scale, dtype), scale
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
-        """x: float16 or float32 (..., in_features) -> (..., out_features)."""
+        """Apply the layer: float16 or float32 (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
         grouping = self.replica_grouping
         w = self.add_variable_input("weight", normal(shape), x.dtype, replica_grouping=grouping)
@@ -82,7 +82,7 @@ class LinearFP8(Module):
         return y
 
     def build_grad(self, dLdy: popxl.Tensor) -> popxl.Tensor:  # noqa: N803 - PopXL's name
-        """dLdy: gradient of the output, of its shape -> gradient of x."""
+        """Compute the gradient of x from that of the output, `dLdy`, and set the variables'."""
         dy, dy_scale = self._quantize(dLdy, self.grad_fp8_type)
         (x, x_scale), (w, w_scale) = self.aux["x"], self.aux["weight"]
         self.var_grad.weight = _float8_matmul(x.T, dy, x_scale + dy_scale, dLdy.dtype)

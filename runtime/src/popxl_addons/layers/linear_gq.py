@@ -50,7 +50,7 @@ class LinearGQ(Module):
         self.dim = dim
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
-        """x: (..., in_features) -> (..., out_features)."""
+        """Apply the layer: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
         size = self.group_size or shape[self.dim]
         empty = np.broadcast_to(np.float16(0), shape)

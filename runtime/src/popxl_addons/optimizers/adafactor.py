@@ -50,7 +50,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         global_norm_max: Number | None = None,
         matrix_layout: MatrixLayout | None = None,
     ) -> None:
-        """Update `var` and the optimizer state.
+        """Run an Adafactor step: update `var` and the optimizer state in place.
 
         Args:
             var: the variable, or a replica's shard of it.

@@ -50,7 +50,7 @@ class AdamOptimizerStep(OptimizerStep):
         global_norm: popxl.Tensor | None = None,
         global_norm_max: Number | None = None,
     ) -> None:
-        """Update `var` and the optimizer state.
+        """Run an AdamW step: update `var` and the optimizer state in place.
 
         Args:
             var: the variable, or a replica's shard of it.

@@ -49,7 +49,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
         axis: int,
         **settings: Any,
     ) -> None:
-        """Update `var` and the optimizer state; other arguments as for `AdamOptimizerStep.build`.
+        """Run an AdamW step with 8-bit moments; other arguments as for `AdamOptimizerStep.build`.
 
         Args:
             axis: axis of the full variable along which consecutive elements share a scale.
