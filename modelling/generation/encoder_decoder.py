@@ -111,7 +111,7 @@ class DecoderTokenEmbeddings(LayerWrapper):
     """Decoder embeddings with learned positions, for one token at one position."""
 
     def build(self, input_ids: Tensor, position: Tensor) -> Tensor:
-        """input_ids: int32 (sequences, 1), position: int32 scalar -> (sequences, 1, hidden)."""
+        """Embed one token at a position: int32 (sequences, 1), scalar -> (sequences, 1, hidden)."""
         x: Tensor = self.layer(input_ids, positions=position.reshape((1, 1)))
         return x
 

@@ -369,7 +369,7 @@ class MoE(Module):
         return HfTensorNames(aliases={f"{hf_path.rpartition('.')[0]}.{self._router_alias}": name})
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor | None:
-        """x: (..., hidden) -> the same shape; None if experts run in separate phases.
+        """Runs router and experts: (..., hidden) -> same shape; None if the experts run later.
 
         See `BlockContext.defer_experts`.
         """
