@@ -178,5 +178,5 @@ def read_token_id(hf_config: JsonObject, name: str, default: int) -> int:
 
 
 def is_token_id(token_id: object, vocab_size: int) -> bool:
-    """True for a token id of the vocabulary."""
+    """True if a value is a token id of the vocabulary."""
     return type(token_id) is int and 0 <= token_id < vocab_size

@@ -53,7 +53,7 @@ class LargerBatchAdvice:
 
 @dataclass(frozen=True)
 class FasterStateAdvice:
-    """Advice in a plan: an optimizer state format that is faster, or that alone fits memory.
+    """Advice in a plan: an optimizer state format with a faster step, or the only one that fits.
 
     Attributes:
         state: value of `training.optimizer.state`.

@@ -48,7 +48,7 @@ def reorder_cache(caches: Sequence[Tensor], beam_idx: Sequence[Tensor]) -> list[
 
 @dataclass(frozen=True)
 class KVCacheLayout:
-    """KV cache layout of decoder-only layers with full attention: prompt, then new tokens.
+    """KV cache layout of decoder-only layers with full attention: prompt first, then new tokens.
 
     The cache has an entry for each token of the longest prompt, followed by an entry for each new
     token: the cache index of a new token is the same for all samples, and its position is not. The

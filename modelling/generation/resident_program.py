@@ -19,7 +19,7 @@ from popxl_addons import NamedTensors
 
 @dataclass(frozen=True)
 class GenerationProgram:
-    """A generation program: Ir, input and output streams, weight variables.
+    """A program that generates text: its Ir, input and output streams, and weight variables.
 
     A run takes `ir.num_host_transfers` micro-batches on each replica; the replicas of a
     tensor-parallel group need equal ones.

@@ -22,7 +22,7 @@ BYTES = 256
 
 @dataclass(frozen=True, eq=False)
 class StopStringAutomaton:
-    """An automaton that matches stop strings as tokens arrive; its transitions are per token.
+    """A finite automaton over token ids that finds stop strings as tokens arrive.
 
     Attributes:
         columns: int32 (tokens + 1,), the column of each token; the last entry is for no token.

@@ -227,7 +227,7 @@ class Experts(Module):
         return [(f"{e}.{self.names.down}",) for e in range(count)]
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Returns names under which older or newer files store the stacked expert weights."""
+        """Returns names of the stacked expert weights in older or newer Hugging Face files."""
         names, parent = self.names, hf_path.rpartition(".")[0]
         if names.stacked_in is not None:
             parent = f"{parent.rpartition('.')[0]}.{names.stacked_in}"
@@ -362,7 +362,7 @@ class MoE(Module):
             self.shared_expert, self.shared_expert_gate = shared, SharedExpertGate(std)
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Returns the name under which newer files store the router's weight."""
+        """Returns the name under which newer Hugging Face files store the router's weight."""
         if self._router_alias is None:
             return HfTensorNames()
         name = f"{hf_path}.{self.gate.hf_name or 'gate'}.weight"
@@ -415,7 +415,7 @@ class SharedExpertGate(Module):
 
 
 class _ExpertGroupMLP(Module):
-    """Module that has a group's experts in its submodule `mlp`, where a block has all experts."""
+    """A module whose submodule `mlp` has one group's experts, as a block's has all experts."""
 
     def __init__(self, experts: Experts, hf_name: str | None) -> None:
         super().__init__(hf_name)

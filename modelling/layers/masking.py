@@ -48,7 +48,7 @@ def causal_bias(query_positions: Tensor, key_positions: Tensor, window: int | No
 
 
 def segment_bias(query_segments: Tensor, key_segments: Tensor) -> Tensor:
-    """Returns the bias that masks keys of other segments than the query's.
+    """Returns the bias that masks keys of other packed sequences (segments) than the query's.
 
     Args:
         query_segments: int32 (batch or 1, queries), the segment id of each query.

@@ -30,7 +30,7 @@ class UpdateInputs:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Inputs of one pass of micro-batches through all layers.
+    """Inputs of a pass over all layers besides the batch: seed, first micro-batch, pending update.
 
     Attributes:
         seed: seed of the step, for dropout, uint32 (2,); None: nothing is random.

@@ -307,7 +307,7 @@ class WeightMap:
     def read_gradients(
         self, read_variable: Callable[[Variable], np.ndarray], variables: Variables
     ) -> Arrays:
-        """Read gradients by weight name from the variables in the `grad` trees."""
+        """Read gradients from a program's variables, by logical weight name."""
         sources = [
             VariableSource(mapping, tree.grad.get(mapping.path), "")
             for mapping, tree in self._mapping_tree_pairs(variables)

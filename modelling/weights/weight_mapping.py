@@ -199,7 +199,7 @@ class WeightMapping:
         return logical
 
     def axis_moment_mapping(self, axis: int) -> WeightMapping:
-        """Mapping of optimizer moments with one element per index of `axis` of each matrix."""
+        """Mapping of Adafactor's moments, with an element per row or column of each matrix."""
         weight_axis = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[weight_axis],)) for w in self.weights)
         return WeightMapping(

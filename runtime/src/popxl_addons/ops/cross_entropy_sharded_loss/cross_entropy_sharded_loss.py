@@ -97,7 +97,7 @@ def _valid_labels(
 def _apply_reduction(
     losses: Tensor, counted: Tensor, reduction: REDUCTION_TYPE, dtype: popxl.dtype
 ) -> Tensor:
-    """Reduce per-position losses as `reduction` says."""
+    """Reduce per-position losses to their mean or sum, or not at all, by `reduction`."""
     loss = losses if reduction == "none" else ops.sum(losses)
     if reduction == "mean":
         count = ops.sum(ops.cast(counted, popxl.float32))
