@@ -47,7 +47,7 @@ class DecoderSpec:
 
     @property
     def layer_names(self) -> list[str]:
-        """Names of all decoder layers in the weight map, in order."""
+        """Weight-map names of all decoder layers, in order."""
         return [layer_name(i) for i in range(len(self.layer_types))]
 
 

@@ -34,7 +34,7 @@ from modelling.weights.trainable import (
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A model family, such as T5 or Llama: conversions, phases, weight map, generators.
+    """The functions of a model family, such as T5 or Llama: conversions, programs and weight map.
 
     Attributes:
         sample_format: of its data: `data.seq2seq.SEQ2SEQ` or `data.causal_lm.CAUSAL_LM`.

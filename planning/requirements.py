@@ -146,7 +146,7 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Return the bytes of all weights in generation."""
+    """Return the bytes that all of a model's weights take in generation."""
     config = replace(config, model=replace(config.model, eval=True))
     return _weight_bytes(config, get_family(config).weight_map(config))
 

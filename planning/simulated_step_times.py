@@ -31,7 +31,7 @@ LAYOUT_TABLE_HEAD = (
 
 
 def layout_table_row(case: tuple[str, str, int]) -> str:
-    """Format a row of the layout table: the parallel layout that the planner chooses.
+    """Format a row of the table of layouts: the parallel layout that the planner chooses.
 
     Args:
         case: a preset, a machine, and the number of its devices.

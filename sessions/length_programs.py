@@ -49,7 +49,7 @@ class LengthProgram(NamedTuple, Generic[ProgramT]):
 
 
 class LengthPrograms(Generic[ProgramT]):
-    """Programs on one session's state, for samples of different lengths (`data.length_buckets`)."""
+    """Programs of one session for encoder samples of different lengths (`data.length_buckets`)."""
 
     def __init__(
         self,

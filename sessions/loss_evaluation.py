@@ -47,7 +47,7 @@ class LossResult:
 
 
 class LossSession(ModelSession):
-    """Computes losses. Use it as a context manager; write the weights first."""
+    """A session that computes losses: a context manager; write the weights first."""
 
     def __init__(self, config: RunConfig, weight_source: ModelSession | None = None) -> None:
         """Build and compile the loss program; configurations for training work, too.

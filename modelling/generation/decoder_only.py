@@ -29,7 +29,7 @@ EMBEDDINGS, LAYER = "embeddings", "layer"
 
 
 class DecoderOnlyGenerator:
-    """A `Generator` of decoder-only models: embeddings, layers and head."""
+    """Generates with a decoder-only model: prefill and decoding step through all its layers."""
 
     prompts_per_sample = 1
 

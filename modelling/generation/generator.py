@@ -135,7 +135,7 @@ class Generator(Protocol):
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
-        """Process the prompts; returns the KV caches and the decoding loop's invariants."""
+        """Process the prompts; returns KV caches and the constant inputs of the decoding loop."""
         ...
 
     def decode(

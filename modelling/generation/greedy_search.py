@@ -45,7 +45,7 @@ class GreedySearch(SingleSequenceSearch):
         return self._argmax_over_tp(ops.max(logits, 1), token)
 
     def _argmax_over_tp(self, logit: Tensor, token: Tensor) -> Tensor:
-        """Argmax over the tensor-parallel group: each member's (batch,) -> int32 (batch,)."""
+        """Argmax over the full vocabulary, from each replica's best: (batch,) -> int32 (batch,)."""
         # One collective for both: messages this small cost only latency.
         pair = ops.concat(
             [_reshape_to_row(logit), _reshape_to_row(cast_if_needed(token, popxl.float32))]

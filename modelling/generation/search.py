@@ -126,7 +126,7 @@ class SearchContext:
 
 
 class SearchStepResult(NamedTuple):
-    """Result of one decoding step of a search: chosen tokens and new state.
+    """Result of one decoding step of a search: the chosen tokens and the search's new state.
 
     Attributes:
         input_ids: int32 (sequences, 1), the tokens to read next.
@@ -205,5 +205,5 @@ class DecodingStrategy(Protocol):
         ...
 
     def create_search(self, context: SearchContext) -> Search:
-        """Create the search in the current Ir."""
+        """Create the search from these settings, in the current Ir."""
         ...

@@ -17,7 +17,7 @@ _FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def get_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Returns the activation function of a name, such as "silu".
+    """Returns the activation function of a configuration's name for it, such as "silu".
 
     gelu_tanh and gelu_new are the tanh approximation of GELU (arXiv:1606.08415), silu is
     x * sigmoid(x) (arXiv:1702.03118).

@@ -59,7 +59,7 @@ class Linear(Module):
         return mapping.path == "weight"
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (..., in_features) -> (..., out_features); the sharded axis has its local size."""
+        """Applies the layer: (..., in_features) -> (..., out_features); a sharded size is local."""
         if self.shard == "in":
             y = self.groups.reduce_from_tp(self.partial_sum(x))
             return y + self.bias if self.has_bias else y

@@ -351,7 +351,7 @@ class LayerAdapters:
 
 
 def seed_adapters(layer: Module, seed: Tensor | None) -> None:
-    """Gives each adapter of a layer its own dropout seed, derived from the layer's seed.
+    """Gives each adapter of a layer its own dropout seed, derived from the layer's.
 
     Args:
         seed: uint32 (2,).

@@ -136,7 +136,7 @@ class ParallelGroups:
         return x if shard_replicas == 1 else _scale_gradient(x, shard_replicas=shard_replicas)
 
     def tp_rank(self) -> Tensor:
-        """Returns this replica's rank in its tensor-parallel group, int32 (1,)."""
+        """Returns this replica's index in its tensor-parallel group, int32 (1,)."""
         ranks = popxl.constant(np.arange(self.tensor_parallel), popxl.int32, "tensor_parallel_rank")
         return ops.collectives.replicated_slice(ranks, 0, self.tp).reshape((1,))
 

@@ -35,7 +35,7 @@ def constant_rope_tables(
 
 
 def gather_rope_tables(tables: RopeTables, positions: Tensor) -> RopeTables:
-    """Gathers the rows of RoPE tables at the given token positions.
+    """Gathers the rows of the RoPE tables that belong to the given token positions.
 
     Args:
         positions: int32 (batch,), one for each sample, or (batch, n).

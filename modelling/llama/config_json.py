@@ -185,7 +185,7 @@ def special_token_ids(hf_config: Any, vocab_size: int) -> dict[str, Any]:
 
 
 def _read_layer_types(model_type: str, hf_config: Any) -> dict[str, Any]:
-    """Returns the shortest period of layer types, the window, and the layers without RoPE."""
+    """Returns the repeating pattern of layer types, the window, and the layers without RoPE."""
     count, window = hf_config.num_hidden_layers, getattr(hf_config, "sliding_window", None)
     types = getattr(hf_config, "layer_types", None)
     if types is None or ARCHITECTURES[model_type].one_layer_type:

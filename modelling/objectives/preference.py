@@ -51,7 +51,7 @@ class PairLogps:
 
     @property
     def margin(self) -> Tensor:
-        """Log-probability margin: chosen - rejected."""
+        """Log-probability of the chosen answer minus that of the rejected one."""
         return self.chosen - self.rejected
 
 

@@ -187,11 +187,11 @@ class InputBuffers:
         return fixed_row_handle(self.buffers[name], 0)
 
     def layer_io(self, name: str) -> LayerIO:
-        """Returns the input stream `name` as a layer input."""
+        """Returns the buffered host stream `name` as an input of layers."""
         return LayerIO(self.streams[name].spec, self[name])
 
     def layer_ios(self, names: Iterable[str]) -> dict[str, LayerIO]:
-        """Returns the named input streams as layer inputs, by name."""
+        """Returns the named, buffered host streams as inputs of layers, by name."""
         return {name: self.layer_io(name) for name in names}
 
     def load_from_host(self) -> None:

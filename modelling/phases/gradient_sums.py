@@ -72,7 +72,7 @@ class GradientSums:
     def sum_over_passes(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> addons.NamedTensors:
-        """Sum the gradients of layer `row` over all passes, in float32."""
+        """Sum layer `row`'s gradients over all passes of the step, in float32."""
         sums = {
             name: self._add_to_entry(name, row, accumulators)
             if self._is_rounded(name)

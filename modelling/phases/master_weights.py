@@ -45,5 +45,5 @@ class _WithMasterWeight:
 
 
 def with_master_weight(step: type[addons.Module], slot: StateSlot) -> type[addons.Module]:
-    """Returns the optimizer step with a master weight stored in the state slot `slot`."""
+    """Returns an optimizer step that has a master weight in the state slot `slot`."""
     return type(f"{step.__name__}On{slot.name.title()}", (_WithMasterWeight, step), {"slot": slot})

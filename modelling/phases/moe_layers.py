@@ -141,7 +141,7 @@ def _expert_group_output(layer_io: LayerIO, groups: int) -> LayerIO:
 
 
 def _layer_row_handle(handle: RemoteHandle, groups: int) -> RemoteHandle:
-    """Handle of a layer's row, computed from the row index of one of its expert groups."""
+    """Buffer handle of a layer's row, computed from the row of one of its expert groups."""
     row_offset = handle.row_offset
     if not isinstance(row_offset, int):
         return handle

@@ -289,7 +289,7 @@ class Phase:
         self._update_graph = popxl.gir().create_graph(update, row, scalar, scalar)
 
     def _build_gradient_reduction(self) -> None:
-        """Build the graph that averages gradients over data-parallel replicas and shards them."""
+        """Build the graph that averages gradients over data-parallel replicas, then shards them."""
         if not self.trainable or self.bwd is None:
             return
         settings = self._settings
@@ -521,7 +521,7 @@ class Phase:
         )
 
     def update(self, row: popxl.Tensor, update_inputs: UpdateInputs) -> dict[str, popxl.Tensor]:
-        """Run the optimizer update of layer `row`.
+        """Run the optimizer update of layer `row`, from its stored gradients.
 
         Returns:
             This replica's new shards of variables, and the new FP8 state, by name.

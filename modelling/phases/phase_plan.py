@@ -41,7 +41,7 @@ class PhaseRun:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """All phases of a model in the current Ir, in execution order.
+    """All phases of a model in the current Ir, in the order in which a step runs them.
 
     Attributes:
         inputs: buffers of a step's batch.

@@ -205,7 +205,7 @@ def _shard_groups(facts: NamedVariableFactories) -> dict[str, popxl.ReplicaGroup
 def _build_load_and_gather_graphs(
     buffers: NamedRemoteBuffers, groupings: Mapping[str, popxl.ReplicaGrouping]
 ) -> tuple[addons.GraphWithNamedArgs, list[str], addons.GraphWithNamedArgs]:
-    """Build `load_graph`, `names` and `gather_graph` of `PhaseVariables`."""
+    """Build the graphs that load a layer's shards and all-gather them to full variables."""
     load, names = addons.load_remote_graph(buffers)
     shards = addons.NamedTensors.pack(names, load.graph.outputs)
     gather, _ = all_gather_replica_sharded_graph(

@@ -26,7 +26,7 @@ class StreamedExperts:
     zero_grads: Callable[[], None]
 
     def forward(self, layer_index: popxl.Tensor, step: StepInputs) -> None:
-        """Run all expert groups of a layer forward; `layer_index` is an int32 scalar."""
+        """Run all expert groups of a layer forward; the layer's index is an int32 scalar."""
 
         def forward_group(row: popxl.Tensor, *tensors: popxl.Tensor) -> list[popxl.Tensor]:
             self.phase.forward(row, step.with_tensors(tensors))

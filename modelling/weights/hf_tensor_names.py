@@ -44,7 +44,7 @@ class FusedWeights:
 
     @classmethod
     def from_weights(cls, weights: Iterable[str]) -> FusedWeights:
-        """Returns the fusion of weights along their first axis."""
+        """Returns the fusion of logical weights along their first axis."""
         return cls((tuple(weights),))
 
     @property
@@ -93,7 +93,7 @@ class FusedWeights:
         return tensor if self.stack_axis == 0 else tensor.reshape(*tensor.shape[:-2], -1)
 
     def _concatenate_matrix(self, weights: list[np.ndarray]) -> np.ndarray:
-        """Concatenate or interleave the weights of one matrix."""
+        """Concatenate or interleave the logical weights that form one matrix of a fused tensor."""
         if self.interleaved:
             matrix = np.stack(weights, 1).reshape(-1, *weights[0].shape[1:])
         else:
@@ -103,7 +103,7 @@ class FusedWeights:
 
 @dataclass(frozen=True)
 class HfTensorNames:
-    """How the tensors of Hugging Face files differ from logical weights in name and form.
+    """Differences between Hugging Face files' tensors and logical weights, in name and form.
 
     Attributes:
         aliases: logical name of a weight, by its other name in files.

@@ -132,7 +132,7 @@ def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
 def _make_state_converter(
     state: OptimizerStateSpec, tensors: Arrays, specs: Mapping[str, FileTensorSpec], precision: str
 ) -> Callable[[], np.ndarray] | None:
-    """Returns the function that computes a state tensor; None if its inputs are missing."""
+    """Returns the function that computes an optimizer state tensor; None if inputs are missing."""
     name, weight = state.slot.name, state.weight
 
     def is_saved(slot: str) -> bool:
@@ -162,7 +162,7 @@ def _make_state_converter(
 
 
 def _compute_residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
-    """Compute the residual of rounding a weight to 16 bits, int8 or int16."""
+    """Compute the residual of rounding a float32 weight to 16 bits: int8 or int16."""
     rounded = tensors[weight].astype(dtype.from_name(precision).as_numpy())
     residual: np.ndarray = state_8bit.quantize_residual(
         float32_weight(tensors, weight), rounded, bits

@@ -68,12 +68,12 @@ class VariableLayout:
 
     @classmethod
     def from_mapping(cls, mapping: WeightMapping, variable: tuple[int, ...]) -> VariableLayout:
-        """Returns the layout of a mapping's variable; `variable` is its shape on a replica."""
+        """Returns the layout of a mapping's variable, given the variable's shape on a replica."""
         shapes = tuple(w.shape for w in mapping.weights)
         return cls(shapes, variable, mapping.transpose, mapping.axis, mapping.expert_parallel)
 
     def weight_slices(self, group: int, start: int, size: int) -> Iterator[WeightSlice]:
-        """Yield the slice of each weight in a range of consecutive elements of the variable.
+        """Yield each weight's slice of a range of consecutive elements of the variable.
 
         Args:
             group: index of the tensor-parallel shard.
@@ -162,7 +162,7 @@ class WeightSharding(NamedTuple):
         read_variable_shard: Callable[[Variable, VariableShard], np.ndarray],
         shard_index: int,
     ) -> np.ndarray:
-        """Read the weight's elements in shard `shard_index`."""
+        """Read those elements of the weight that are in shard number `shard_index`."""
         shard, weight_slice = self.sources[shard_index]
         return weight_slice.select_elements(read_variable_shard(variable, shard))
 

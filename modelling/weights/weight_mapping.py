@@ -134,7 +134,7 @@ class WeightMapping:
     expert_parallel: bool = False
 
     def num_shards(self, tensor_parallel: int) -> int:
-        """Number of distinct shards over `tensor_parallel` replicas."""
+        """Number of distinct shards of the variable over `tensor_parallel` replicas."""
         return tensor_parallel // self.shard_replicas if self.is_sharded else 1
 
     def shape_on_replica(self, tensor_parallel: int) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def split2D(  # noqa: N802 - PopXL's name
 def shard2D(  # noqa: N802
     x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int
 ) -> np.ndarray:
-    """Split two axes as `split2D` does, into one array (n_1 * n_2, ...) in row-major order."""
+    """Split two axes as `split2D` does, and stack the pieces row by row: (n_1 * n_2, ...)."""
     return np.stack([part for row in split2D(x, n_1, n_2, axis_1, axis_2) for part in row])
 
 

@@ -97,7 +97,7 @@ _RECIPE: ContextVar[Recipe | None] = ContextVar("fp8_recipe", default=None)
 
 @contextmanager
 def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
-    """Context manager: linear layers created inside multiply in FP8 with `recipe`.
+    """Context manager: linear layers created inside multiply in FP8, scaled by `recipe`.
 
     With delayed scaling they have variables of the kind "fp8" (see `VariableFactory`):
     `product.scale`, a graph input, and `product.amax_history`, which only `update_fp8` uses.

@@ -218,7 +218,7 @@ class GraphWithNamedArgs:
         return self.bind().call(*targs, args=args)
 
     def call_with_info(self, *targs: Inputs, args: TensorMap | None = None) -> CallSiteInfo:
-        """Call the graph and return the call site's information."""
+        """Call the graph; returns the call op's `CallSiteInfo`."""
         return self.bind().call_with_info(*targs, args=args)
 
     # ---- gradients ------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class GraphCache:
         return self._graphs.get(self._cache_key(fn, args, kwargs))
 
     def create_graph(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph:
-        """Create a graph as `ir.create_graph` does, or return the cached one.
+        """Create a graph as `ir.create_graph` does, or return the one cached for these arguments.
 
         Tensors are told apart by shape, dtype and meta_shape, other arguments by value. On another
         IPU or tile set it is another graph.

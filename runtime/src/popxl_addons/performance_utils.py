@@ -47,7 +47,7 @@ FLOPS_FNS = {"MatMul": matmul_flops, "GroupNormalization": group_norm_flops}
 
 
 def evaluate_FLOPs(graph: popxl.Graph) -> dict[str, Any]:  # noqa: N802 - PopXL's name
-    """Count the FLOPs of one run of `graph`, in detail.
+    """Count the FLOPs of one run of `graph`, by kind of op.
 
     Returns:
         For each kind of op ("MatMul", "Add", "Sub", "Mul", "Div", "GroupNormalization"; others
