@@ -169,6 +169,11 @@ class BartModel(ModelSection):
                 f"model.hidden_size {self.hidden_size} must be even and at least 4 for the "
                 "positions of m2m_100"
             )
+        if self.model_type == "m2m_100" and self.decoder_start_token_id == self.pad_token_id:
+            raise ConfigError(
+                f"model.decoder_start_token_id {self.decoder_start_token_id} must differ from "
+                "model.pad_token_id for m2m_100, whose positions do not count padding"
+            )
         for name in ("sequence_length", "decoder_sequence_length"):
             if getattr(self, name) > self.max_position_embeddings:
                 raise ConfigError(

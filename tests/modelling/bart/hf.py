@@ -66,7 +66,7 @@ def draw(seed: int) -> dict[str, Any]:
         **KINDS.get(kind, {}), **stacks, "d_model": int(rng.choice([16, 32, 48])),
         "activation_function": str(rng.choice(["gelu", "gelu_new", "relu", "swish"])),
         "scale_embedding": bool(rng.integers(2)),
-        "decoder_start_token_id": int(rng.choice([START, PAD])),
+        "decoder_start_token_id": START if kind == "m2m_100" else int(rng.choice([START, PAD])),
         "forced_bos_token_id": (None, 11)[rng.integers(2)],
         "forced_eos_token_id": (None, END)[rng.integers(2)],
     }  # fmt: skip

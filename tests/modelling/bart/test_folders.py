@@ -21,6 +21,7 @@ from run.resume import resolve_initial_state
 from tests.modelling.bart.hf import (
     BOS,
     KINDS,
+    PAD,
     SIZES,
     description_of,
     hf_model,
@@ -120,6 +121,20 @@ def test_skipped_layers_are_refused_in_training_alone() -> None:
         our_config("m2m_100").with_values(fields)
     config = our_config("m2m_100").with_values(fields | {"model.eval": True})
     assert to_config_json(config)["decoder_layerdrop"] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("m2m_100", {"decoder_start_token_id": PAD}, "whose positions do not count padding"),
+        ("m2m_100", {"hidden_size": 2, "encoder_attention_heads": 2}, "even and at least 4"),
+        ("mbart", {"decoder_vocab_size": 9}, "is for model.model_type marian, not mbart"),
+        ("two vocabularies", {"new_rows": "7"}, "new_rows is for models with one vocabulary"),
+    ],
+)
+def test_rules_of_types_are_said(kind: str, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        our_config(kind, **fields)
 
 
 @pytest.mark.parametrize("kind", ["marian", "pegasus"])

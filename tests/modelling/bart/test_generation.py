@@ -93,7 +93,7 @@ def check_tokens(
     expected = generate_with_hf(kind, strategy, forced)
     if forced:
         strategy = ForcedFirstTokens(strategy, np.asarray(forced))
-    assert len({tuple(row) for row in expected}) >= 4
+    assert kind not in KINDS or len({tuple(row) for row in expected}) >= 4
     config = our_config(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
     generation = replace(config.generation, weights=weights, micro_batches=2)
     data = replace(config.data, examples_per_sample=places)
