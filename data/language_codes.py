@@ -24,7 +24,13 @@ MAX_LISTED = 100
 
 
 class LanguageError(UserError, ValueError):
-    """Raised for a language that is missing, or that the tokenizer has no code for."""
+    """Raised for a language that is missing, or that the tokenizer has no code for.
+
+    Attributes:
+        languages: of the text, if known.
+    """
+
+    languages: Languages | None = None
 
 
 class LanguageCodes:
@@ -99,8 +105,12 @@ class LanguageCodes:
     @contextmanager
     def selected(self, languages: Languages) -> Iterator[None]:
         """Context in which the tokenizer encodes texts with these source and target languages."""
-        languages = self.complete(languages)
-        with self._selected(languages.source, languages.target):
+        try:
+            source, target = self.complete(languages)
+        except LanguageError as error:
+            error.languages = languages
+            raise
+        with self._selected(source, target):
             yield
 
     @contextmanager

@@ -21,7 +21,7 @@ from data.class_labels import ClassLabels
 from data.data_cache import DataCache
 from data.data_warnings import DataWarnings
 from data.examples import NO_LANGUAGES, Corpus, Example, Languages, TokenizedText
-from data.language_codes import LanguageCodes
+from data.language_codes import LanguageCodes, LanguageError
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
 from data.sample_format import SampleFormat
@@ -245,6 +245,11 @@ class Pipeline:
             return corpus
         try:
             return replace(corpus, tokens=self.tokenize_examples(corpus.examples))
+        except LanguageError as error:
+            if error.languages in (None, self.task.languages.fixed):
+                raise
+            rows = (i for i, e in enumerate(corpus.examples) if e.languages == error.languages)
+            raise ConfigError(f"{corpus.row_location(next(rows))}: {error}") from error
         except MissingEmbeddingRowError as error:
             texts = ("".join(example[:2]) for example in corpus.examples)
             index = next((i for i, text in enumerate(texts) if error.token in text), None)

@@ -457,3 +457,16 @@ def test_languages_that_the_tokenizer_does_not_use_are_said(
     settings = dict(zip(("source_language", "target_language"), LANGUAGES[name], strict=True))
     pipeline_of(name, folders, tmp_path, **settings).make_training_samples()
     assert ("the tokenizer has no language codes" in capsys.readouterr().err) == is_said
+
+
+def test_a_row_in_an_unknown_language_is_located(folders: dict[str, Path], tmp_path: Path) -> None:
+    data = pipeline_of("nllb", folders, tmp_path)
+    file = tmp_path / "rows.jsonl"
+    lines = file.read_text().splitlines()
+    lines[2] = lines[2].replace("deu_Latn", "ger")
+    file.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"rows.jsonl, line 3: the tokenizer has no language 'ger'"):
+        data.make_training_samples()
+    flags = {"source_language": "eng_Latn", "target_language": "ger"}
+    with pytest.raises(UserError, match="^the tokenizer has no language 'ger'"):
+        pipeline_of("nllb", folders, tmp_path, **flags).make_training_samples()
