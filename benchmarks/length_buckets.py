@@ -27,7 +27,7 @@ from data.seq2seq import SEQ2SEQ
 from modelling.model_family import get_family
 from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
-from terminal.parser import Parser, count_option
+from terminal.parser import Parser, parse_count_option
 
 MEAN_TOKENS = 48.0
 """Tokens of an MNLI prompt with FLAN-T5's tokenizer, on average."""
@@ -44,7 +44,7 @@ class Way:
 
     def __init__(self, config: T5Config, batches: int) -> None:
         """Compile the program and write random weights."""
-        samples = SEQ2SEQ.random_samples(
+        samples = SEQ2SEQ.make_random_samples(
             config, batches * config.training.global_batch_size, MEAN_TOKENS
         )
         self.lengths = sample_lengths(samples)
@@ -96,10 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--config", default="small", help="preset of a T5")
-    parser.add_argument("--layers", type=count_option, default=2, help="of encoder and decoder")
+    parser.add_argument(
+        "--layers", type=parse_count_option, default=2, help="of encoder and decoder"
+    )
     parser.add_argument("--lengths", default="32,48,64", help="of the buckets")
-    parser.add_argument("--rounds", type=count_option, default=5)
-    parser.add_argument("--batches", type=count_option, default=8, help="steps of a round")
+    parser.add_argument("--rounds", type=parse_count_option, default=5)
+    parser.add_argument("--batches", type=parse_count_option, default=8, help="steps of a round")
     parser.add_argument("--record", type=Path, help="file of records")
     args = parser.parse_args(given)
     overrides = {"model": {"layers": args.layers}, "execution": {"device": "cpu"}}
