@@ -102,10 +102,11 @@ def read_command_line(
         base.settings.explicit_values,
         base.settings.has_auto_fields,
     )
+    all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     parser = Parser(
         description=description,
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=_help_epilog(base.name, presets, has_auto_fields),
+        epilog=_help_epilog(base.name, presets, has_auto_fields, all_fields),
         allow_abbrev=False,
         formatter_class=make_help_formatter,
     )
@@ -118,7 +119,6 @@ def read_command_line(
     names = parser.option_names()
     add_process_options(parser)
     flags = parser.flags()
-    all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     if not all_fields:
         parser.hide_options(RARE)
     _add_fields(groups, base, partial(_make_field_help, base, str(presets), all_fields, unused))
@@ -228,15 +228,22 @@ def _format_default_config(preset: str, loader: ConfigLoader | None, takes_defau
     return "the run that --save or --load names"
 
 
-def _help_epilog(preset: str, presets: str | Path, has_auto_fields: bool) -> str:
-    """Returns the last paragraph of the help text, which lists the presets."""
+def _help_epilog(
+    preset: str, presets: str | Path, has_auto_fields: bool, lists_all_presets: bool
+) -> str:
+    """Returns the last paragraph of the help text, which lists all presets or the smallest ones."""
     used = (
         "what is used where no flag says it; the program chooses by model, data and machine"
         if has_auto_fields
         else f"the values of {preset}"
     )
-    names = ", ".join(preset_names(presets))
-    return f"In brackets: {used}. Presets for --config (pods: Graphcore's layouts): {names}"
+    names = preset_names(presets)
+    if lists_all_presets:
+        listed = f"Presets for --config (pods: Graphcore's layouts): {', '.join(names)}"
+    else:
+        smallest = ", ".join(name for name in names if name.endswith("tiny"))
+        listed = f"The smallest presets for --config ({len(names)} in --help-all): {smallest}"
+    return f"In brackets: {used}. {listed}"
 
 
 def format_command(script: str, arguments: Sequence[str] | None) -> str:

@@ -12,7 +12,7 @@ from benchmarks import disk_offload, kill_and_resume, soak
 @pytest.mark.parametrize(
     ("module", "measure", "run"),
     [
-        (soak, "soak", []),
+        (soak, "run_soak_test", []),
         (kill_and_resume, "measure", ["base"]),
         (disk_offload, "measure_training", ["base_adamw"]),
     ],

@@ -150,9 +150,13 @@ def test_help_shows_fields_docs_and_presets(capsys):
     for piece in (
         "--micro_batch_size INT",
         "Samples that one device computes at once [16]",
-        "xxl_pod64",
+        "bart_tiny",
     ):
         assert piece in shown
+    assert "xxl_pod64" not in shown, "of all presets --help-all tells"
+    with pytest.raises(SystemExit):
+        read("--help-all")
+    assert "xxl_pod64" in capsys.readouterr().out
 
 
 class Mishap(Exception):
