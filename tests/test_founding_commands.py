@@ -102,7 +102,7 @@ def test_it_does_what_its_document_says(command, expected, folders, monkeypatch,
     with pytest.raises(Understood) as found:
         main.main()
     (config,) = found.value.args
-    assert (config.family, config.replicas) == (expected.family, expected.devices)
+    assert (config.family, config.num_replicas) == (expected.family, expected.devices)
     if expected.load is not None:
         assert config.checkpoint.load == expected.load.format(**folders)
     if expected.micro_batch is not None:

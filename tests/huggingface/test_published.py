@@ -16,7 +16,7 @@ import huggingface.convert
 from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
-from huggingface.multimodal import text_tensor_name
+from huggingface.multimodal import multimodal_type, text_tensor_name
 from modelling.model_family import get_family
 from planning.config_loader import CONFIG_LOADER
 from run.model_weights import read_weights
@@ -57,7 +57,9 @@ def theirs(folder: Path) -> dict[str, np.ndarray]:
     # Experts that were dequantized as they were read have no way back to the files' names.
     given = model.config.model_type == "gpt_oss"
     tensors = model.state_dict() if given else revert_weight_conversion(model, model.state_dict())
-    found = {text_tensor_name(name) or name: value.numpy() for name, value in tensors.items()}
+    if multimodal_type(model.config.to_dict()):
+        tensors = {text_tensor_name(name) or name: value for name, value in tensors.items()}
+    found = {name: value.numpy() for name, value in tensors.items()}
     return {n: x for n, x in found.items() if not n.startswith(("vision_tower", "multi_modal"))}
 
 

@@ -54,6 +54,7 @@ def batches_of(
         pad_token_id=config.model.pad_token_id,
         eos_token_id=config.model.eos_token_id,
         affix_ids=((), ()),
+        num_end_tokens=1,
         hf_tokenizer=SimpleNamespace(bos_token_id=None),
     )
     samples = shape.make_pair_samples(config, units, tokenizer)

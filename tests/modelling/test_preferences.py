@@ -197,7 +197,9 @@ def test_gptj_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, plac
 )
 def test_llama_shaped_models_do(kind: str, name: str, dp: int, tp: int, monkeypatch) -> None:
     """With the logits in slices of the tokens."""
-    monkeypatch.setattr(LMHeadLoss, "_num_chunks", lambda self, x: self.layout.length(x) // 4)
+    monkeypatch.setattr(
+        LMHeadLoss, "_num_chunks", lambda self, x: self.layout.sequence_length(x) // 4
+    )
     theirs = llama.hf_config(kind, max_position_embeddings=64, rope_parameters={
         "rope_type": "default", "rope_theta": 1e4})  # fmt: skip
     config = llama.our_config(theirs, dp, tp, 2, sequence_length=20)

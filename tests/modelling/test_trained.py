@@ -150,7 +150,9 @@ def moved(config: RunConfig, batch: Any) -> dict[tuple[str, str], int]:
 
         return note
 
-    with mock.patch.multiple(ScheduleExecutor, _load=noted("load"), _store=noted("store")):
+    with mock.patch.multiple(
+        ScheduleExecutor, _execute_load=noted("load"), _execute_store=noted("store")
+    ):
         model = fine_tuning(config)
         model.write(get_family(config).weight_map(config).init_weights(seed=0))
         with model:

@@ -75,7 +75,7 @@ def test_entries_need_room_wherever_they_are() -> None:
     traced = popxl.plan.trace_program(program(2)[0])
     stored = traced.permanent_storage()
     assert stored.remote > 0 < stored.disk
-    candidates: Any = SimpleNamespace(get=lambda: (None, traced))
+    candidates: Any = SimpleNamespace(get_program=lambda: (None, traced))
     one = load_config(T5Config, "finetuning", "tiny").with_values({"execution.data_parallel": 1})
 
     def fits(nbytes: int) -> bool:

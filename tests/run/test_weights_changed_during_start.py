@@ -74,7 +74,7 @@ def test_a_reference_of_weights_that_are_rewritten(base, tmp_path, monkeypatch, 
     rows = tmp_path / "pairs.jsonl"
     rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 8)
     data = ("--data.train", str(rows), "--data.packing", "false", *DPO)
-    before(monkeypatch, ReferenceLogps, "_compute", lambda: rewrite(base))
+    before(monkeypatch, ReferenceLogps, "_compute_logps", lambda: rewrite(base))
     command = (*TRAINING, *data, "--load", str(base), "--steps", "2")
     assert small_runs.train(tmp_path / "run", *command) == 2
     assert "has changed while the run started" in capsys.readouterr().err
