@@ -232,6 +232,13 @@ def test_random_attention(uses: list[Attention]) -> None:
     check(uses)
 
 
+def test_biases_have_gradients_where_all_that_a_query_sees_is_biased_down() -> None:
+    lowest, scores = ((True, False, True), "lowest"), ((False, False, True), "scores")
+    inputs = frozenset({"positions", "segments"})
+    shape: Any = ((2,), (1, 1), 4, 3, 4)
+    check([Attention(*shape, False, (5, 1), None, (lowest, scores), inputs, True, "float32", 3870)])
+
+
 @pytest.mark.slow
 @SLOW
 @given(PROGRAMS)

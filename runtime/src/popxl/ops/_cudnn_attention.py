@@ -105,7 +105,10 @@ def _finite_bias(bias: Any, dtype: Any) -> Any:
     # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
     hidden = -(2.0**15) if dtype == jnp.float16 else -(2.0**41)
     wide = jnp.where(bias < hidden / 2, hidden / 2, bias)
-    return jnp.where(bias == -jnp.inf, hidden, wide).astype(dtype)
+    finite = jnp.where(bias == -jnp.inf, hidden, wide)
+    # Low biases have gradients, too: those of the only keys that a query sees.
+    zero = jnp.where(bias == -jnp.inf, 0, bias - lax.stop_gradient(bias))
+    return (lax.stop_gradient(finite) + zero).astype(dtype)
 
 
 def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
