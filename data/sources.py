@@ -146,31 +146,16 @@ class FileListSource:
 
 
 @dataclass(frozen=True)
-class ParallelSource:
+class ParallelSource(FileListSource):
     """Two text files; line n of the second one translates line n of the first one.
 
     Rows have the columns source and target; an empty line is null.
     """
 
-    name: str
     files: tuple[FileSource, FileSource]
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
         return None
-
-    def check_local_files(self) -> None:
-        for file in self.files:
-            file.check_local_files()
-
-    def estimate_bytes(self) -> int:
-        return sum(file.estimate_bytes() for file in self.files)
-
-    def iter_file_hashes(self) -> Iterator[bytes]:
-        for file in self.files:
-            yield from file.iter_file_hashes()
-
-    def file_states(self) -> list[object]:
-        return [file.file_states() for file in self.files]
 
     def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
         paths = [Path(file.name) for file in self.files]
