@@ -75,12 +75,12 @@ def _family_rows(family: str) -> list[tuple[str, str]]:
     Fields with another default in this family count; a meaning that all families share, or that a
     field of the same name has above, is left out.
     """
-    shared, families, told = _field_rows(RunConfig), [], set()
+    shared, families, documented = _field_rows(RunConfig), [], set()
     for dotted, (flag, meaning) in _field_rows(FAMILIES[family].config).items():
         usual, named = shared.get(dotted, ("", "")), (dotted.rpartition(".")[2], meaning)
         if flag != usual[0]:
-            families.append((flag, "" if meaning == usual[1] or named in told else meaning))
-        told.add(named)
+            families.append((flag, "" if meaning == usual[1] or named in documented else meaning))
+        documented.add(named)
     return families
 
 
