@@ -2,7 +2,7 @@
 
     python3 -m benchmarks.length_buckets --record benchmarks/results/length_buckets.jsonl
 
-Prompts are random, of log-normal lengths as MNLI's. Both ways train on as many samples a round, and
+Prompts are random, of log-normal lengths. Both ways train on as many samples a round, and
 take turns; a ratio is the median over rounds.
 """
 
@@ -30,7 +30,7 @@ from terminal.entry_point import entry_point
 from terminal.parser import Parser, parse_count_option
 
 MEAN_TOKENS = 48.0
-"""Tokens of an MNLI prompt with FLAN-T5's tokenizer, on average."""
+"""Average number of tokens of a random prompt."""
 
 RATE = 1e-4
 
