@@ -7,7 +7,7 @@ from config.length_buckets import bucket_configs
 from planning.hardware.machines import Machine
 from planning.program_variants import VariantCache
 from planning.requirements import Requirements
-from planning.roofline import resource_times
+from planning.roofline import bound_seconds
 
 
 def simulate_buckets(requirements: Requirements, machine: Machine) -> dict[int, float]:
@@ -33,4 +33,4 @@ def _run_seconds(
     plan = traced.plan()
     if machine.platform != "cpu" or plan.disk:
         return traced.timeline(rates).seconds
-    return sum(resource_times(part, rates).seconds for part in plan.parts)
+    return bound_seconds(plan.parts, rates)

@@ -11,7 +11,7 @@ from config.sections import RunConfig
 from planning.hardware.machines import Machine
 from planning.placement_search import plans_placement, run_trial
 from planning.program_variants import VariantCache
-from planning.roofline import resource_times
+from planning.roofline import bound_seconds
 
 MAX_SPEEDUP = 0.3
 """Upper bound on the fraction of the first simulated step that saved activations, other passes and
@@ -87,9 +87,7 @@ def _step_lower_bound(
     """Return a layout with a lower bound on its training step's seconds: the slowest resource."""
     _, traced = programs.variants(config, machine.target).get_program()
     rates = machine.achieved_rates(config.model.precision, config.num_replicas)
-    return ParallelLayout(
-        config, sum(resource_times(part, rates).seconds for part in traced.plan().parts), True
-    )
+    return ParallelLayout(config, bound_seconds(traced.plan().parts, rates), True)
 
 
 def _simulate_layout(

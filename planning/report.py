@@ -17,7 +17,7 @@ from planning.requirements import (
     streamed_requirements,
     usable_host_bytes_on,
 )
-from planning.roofline import ResourceTimes, resource_times
+from planning.roofline import ResourceTimes, bound_seconds, resource_times
 
 REST = "the rest"
 
@@ -153,7 +153,7 @@ class PlanReport:
         """Seconds of a run of the program: simulated, or else the bound at achieved rates."""
         if self.timeline is not None:
             return self.timeline.seconds
-        return sum(resource_times(row.part, self.achieved).seconds for row in self.rows)
+        return bound_seconds((row.part for row in self.rows), self.achieved)
 
     @property
     def tokens_per_second(self) -> float:

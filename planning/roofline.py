@@ -7,6 +7,7 @@ one, the largest of them is the time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import popxl
@@ -50,3 +51,8 @@ def resource_times(region: popxl.plan.RegionCost, rates: popxl.plan.Rates) -> Re
         network=rates.collective_seconds(region.collectives),
         disk=region.disk_read / rates.disk_read + region.disk_written / rates.disk_write,
     )
+
+
+def bound_seconds(regions: Iterable[popxl.plan.RegionCost], rates: popxl.plan.Rates) -> float:
+    """Returns the seconds of all regions of a program, each bound by its slowest resource."""
+    return sum(resource_times(region, rates).seconds for region in regions)
