@@ -88,7 +88,7 @@ def measure_throughput(
     Args:
         without_disk: a context in which requests to the disk take no time.
     """
-    if config.training.preference_type:
+    if config.training.row_type:
         raise ConfigError(
             "generated data have no preferences: give --training.objective cross_entropy"
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from config.run import LearningRate
+    from config.training import LearningRate
 
 
 class LRProgress(NamedTuple):

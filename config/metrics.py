@@ -1,11 +1,9 @@
-"""Evaluation metrics of each training objective's loss, and of generated answers."""
+"""Sums of evaluation metrics over batches, and the metrics that are computed from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Literal
 
 MetricSums = Mapping[str, tuple[float, float]]
 """By name, a sum and what it is divided by: those of two batches add up."""
@@ -27,57 +25,21 @@ def compute_metric_mean(name: str, metric_sums: MetricSums) -> float:
     return total / count if count else math.nan
 
 
-def _mean_loss(metric_sums: MetricSums) -> float:
+def mean_loss(metric_sums: MetricSums) -> float:
     """Returns the mean loss; 0 if there are no loss tokens."""
     return metric_sums["loss"][0] / max(metric_sums["loss"][1], 1)
 
 
-def _perplexity(metric_sums: MetricSums) -> float:
+def perplexity(metric_sums: MetricSums) -> float:
     """Returns the perplexity, exp(mean loss); infinity on overflow."""
     try:
-        return math.exp(_mean_loss(metric_sums))
+        return math.exp(mean_loss(metric_sums))
     except OverflowError:
         return math.inf
 
 
-def _mean_reward_margin(metric_sums: MetricSums) -> float:
-    return compute_metric_mean("rewards/chosen", metric_sums) - compute_metric_mean(
-        "rewards/rejected", metric_sums
-    )
-
-
 Metrics = Mapping[str, Callable[[MetricSums], float]]
+"""By name, the metric as a function of an evaluation's metric sums."""
 
-LOGPS = ("logps/chosen", "logps/rejected")
-REWARDS = ("rewards/chosen", "rewards/rejected")
-
-PAIRS: Metrics = {
-    "loss": _mean_loss,
-    **{name: partial(compute_metric_mean, name) for name in (*REWARDS, "rewards/accuracies")},
-    "rewards/margins": _mean_reward_margin,
-    **{name: partial(compute_metric_mean, name) for name in LOGPS},
-}
-"""Metrics of preferences in pairs, in TRL's names."""
-
-OBJECTIVES: Mapping[str, Metrics] = {
-    "cross_entropy": {"loss": _mean_loss, "perplexity": _perplexity},
-    **dict.fromkeys(("dpo", "ipo", "hinge", "simpo", "orpo", "cpo"), PAIRS),
-    "kto": {**{n: f for n, f in PAIRS.items() if n != "rewards/accuracies"},
-            "kl": lambda metric_sums: max(compute_metric_mean("kl", metric_sums), 0.0)},
-}  # fmt: skip
-"""The metrics of each objective, from the tally of an evaluation."""
-
-_ANSWER_METRICS = ("accuracy", "macro_f1", "exact_match", "rouge_l", "bleu", "chrf")
-_HIGHER_IS_BETTER = {*REWARDS[:1], *LOGPS[:1], "rewards/margins", "rewards/accuracies"}
-METRICS = {
-    **{name: name in _HIGHER_IS_BETTER for metrics in OBJECTIVES.values() for name in metrics},
-    **dict.fromkeys(_ANSWER_METRICS, True),
-}
-"""All metrics, and whether more is better."""
-
-if TYPE_CHECKING:
-    MetricName = str
-    ObjectiveName = str
-else:
-    MetricName = Literal[tuple(METRICS)]
-    ObjectiveName = Literal[tuple(OBJECTIVES)]
+ANSWER_METRICS = ("accuracy", "macro_f1", "exact_match", "rouge_l", "bleu", "chrf")
+"""Metrics of generated answers."""

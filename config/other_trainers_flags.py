@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from config.lr_schedules import LR_SCHEDULES
-from config.metrics import OBJECTIVES
+from config.objectives import OBJECTIVES
 
 OMIT = "omit"
 """In place of ours: what the value asks for needs no flag."""

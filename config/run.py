@@ -8,203 +8,25 @@ and XLA decides the matter itself.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from config.base import ConfigSection
-from config.errors import ConfigError, ContradictionError, did_you_mean
-from config.lr_schedules import LRScheduleName
-from config.metrics import METRICS, MetricName, ObjectiveName
-from config.optimizer_state import OPTIMIZERS, RESIDUAL_SLOTS, Adafactor, OptimizerSpec, StateSlot
+from config.errors import ConfigError, did_you_mean
+from config.objectives import METRICS, MetricName
 from config.values import (
     Address,
     BeamCount,
     Fraction,
-    Names,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
     PathText,
     PositiveFloat,
     PositiveInt,
-    Probability,
     Proportion,
     split_names,
 )
-
-
-@dataclass(frozen=True)
-class LearningRate(ConfigSection):
-    """Learning-rate schedule: linear warm-up from 0, then the schedule named by `function`."""
-
-    function: LRScheduleName = "linear"
-    """Course after the warm-up: linear or cosine down to `minimum`; cosine_with_restarts: so
-    `num_cycles` times; wsd: down at the end alone; constant; relative: Adafactor's 1 / √step."""
-
-    maximum: PositiveFloat = 1e-4
-    """Learning rate at the end of the warm-up."""
-
-    minimum: NonNegativeFloat = 0.0
-    """Final learning rate of a decay. HF: min_lr."""
-
-    warmup_steps: NonNegativeInt | None = None
-    """Steps of the warm-up. Replaces a preset's warmup_proportion."""
-
-    warmup_proportion: Fraction | None = None
-    """The warm-up's fraction of training.steps, rounded up. Replaces a preset's warmup_steps. HF:
-    warmup_ratio."""
-
-    num_cycles: PositiveInt = 1
-    """cosine_with_restarts: number of cycles."""
-
-    decay_proportion: Fraction = 0.1
-    """wsd: fraction of training.steps at the end in which it goes down, as a cosine."""
-
-    start_step: NonNegativeInt = 0
-    """Step at which the schedule starts; it covers the remaining steps."""
-
-    def validate(self) -> None:
-        if self.warmup_steps is not None and self.warmup_proportion is not None:
-            raise ConfigError(
-                f"learning_rate has warmup_steps {self.warmup_steps} and warmup_proportion "
-                f"{self.warmup_proportion}, but one of them must be null"
-            )
-        if self.minimum > self.maximum:
-            prefix = "training.optimizer.learning_rate"
-            raise ContradictionError(
-                f"learning_rate.minimum {self.minimum} must be at most its maximum {self.maximum}",
-                {f"{prefix}.minimum": 0.0},
-                f"{prefix}.maximum",
-            )
-
-
-@dataclass(frozen=True)
-class Optimizer(ConfigSection):
-    """Settings of the optimizer: AdamW (arXiv:1711.05101) or Adafactor (arXiv:1804.04235).
-
-    AdamW has decoupled weight decay (Loshchilov and Hutter); Adafactor is by Shazeer and Stern.
-    """
-
-    name: Literal["adamw", "adafactor"] = "adamw"
-    """AdamW, or Adafactor. adafactor: second moments take a row and a column of each weight."""
-
-    state: Literal["float32", "bfloat16", "8bit_residual8", "8bit_residual16"] = "float32"
-    """Precision of the optimizer state. bfloat16: AdamW moments, rounded stochastically.
-    8bit_residual8: 8-bit AdamW moments of matrices plus an 8-bit residual of each 16-bit weight, in
-    place of stochastic rounding; 8bit_residual16: a 16-bit residual."""
-
-    learning_rate: LearningRate = field(default_factory=LearningRate)
-
-    beta1: Probability = 0.9
-    """adamw: decay per step of the mean of the gradients."""
-
-    beta2: Probability = 0.999
-    """adamw: decay per step of the mean of the squared gradients."""
-
-    eps: PositiveFloat = 1e-8
-    """adamw: added to the root of the mean of the squared gradients."""
-
-    adafactor: Adafactor = field(default_factory=Adafactor)
-
-    weight_decay: NonNegativeFloat = 0.01
-    """Decoupled weight decay; multiplied by the learning rate."""
-
-    gradient_clipping: PositiveFloat | None = 1.0
-    """Largest norm of all gradients together; longer ones are scaled down. null: no limit."""
-
-    @property
-    def registry_entry(self) -> OptimizerSpec:
-        """The optimizer's entry in the registry."""
-        return OPTIMIZERS[self.name]
-
-    @property
-    def is_8bit(self) -> bool:
-        """True if the optimizer state is stored in 8 bits."""
-        return self.state in RESIDUAL_SLOTS
-
-    def state_slots(self, rank: int) -> tuple[StateSlot, ...]:
-        """Returns the state slots of a weight with `rank` axes, without the step counter."""
-        return self.registry_entry.slots_for(self, rank)
-
-
-SMOOTHED = ("dpo", "simpo", "cpo")
-"""Objectives with a `label_smoothing`."""
-
-
-@dataclass(frozen=True)
-class Training(ConfigSection):
-    """Settings that affect the result of training, unlike those of `Execution`."""
-
-    steps: PositiveInt = 500
-    """Number of optimizer steps."""
-
-    epochs: PositiveFloat | None = None
-    """Passes over the training data, or a fraction of one; sets training.steps. Without both,
-    three."""
-
-    global_batch_size: PositiveInt = 128
-    """Samples of one optimizer step, over all devices."""
-
-    stochastic_rounding: bool | None = None
-    """Round updated 16-bit weights and state up or down at random, so that small updates are not
-    lost. null: where nothing is kept of what rounding takes."""
-
-    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of gradients between the backward pass and the update; they add up in float32 within a
-    pass of micro-batches. bfloat16: rounded once a pass, up or down by a hash of the value, right
-    on average."""
-
-    max_skipped_steps: NonNegativeInt = 10
-    """Steps in a row that may be skipped because loss or gradients are not finite; one more ends
-    the run."""
-
-    trainable: Names | None = None
-    """Weights to train: full names (Hugging Face's or PopXL's) or prefixes that end before a dot,
-    separated by commas; * matches any characters. null: all."""
-
-    frozen: Names | None = None
-    """Weights to freeze, in the syntax of `trainable`, over which it takes precedence."""
-
-    objective: ObjectiveName = "cross_entropy"
-    """Loss: cross_entropy, of the next token; or of preferences, dpo, ipo, hinge, simpo, orpo, cpo
-    or kto. simpo, orpo and cpo need no reference; kto learns single answers."""
-
-    beta: PositiveFloat = 0.1
-    """Preferences: the weight of log-probabilities; orpo: of the odds."""
-
-    gamma: NonNegativeFloat = 0.5
-    """simpo: the margin that is aimed at."""
-
-    label_smoothing: Fraction = 0.0
-    """dpo, simpo, cpo: fraction of the pairs thought to be in the wrong order."""
-
-    reference_cache: PathText | None = None
-    """Folder of the reference model's log-probabilities, which runs can share. null: that of the
-    run."""
-
-    optimizer: Optimizer = field(default_factory=Optimizer)
-
-    def validate(self) -> None:
-        if self.label_smoothing and self.objective not in SMOOTHED:
-            raise ContradictionError(
-                f"training.label_smoothing is for {', '.join(SMOOTHED)}, not for {self.objective}: "
-                "leave it 0",
-                {"training.label_smoothing": 0.0},
-                "training.objective",
-            )
-
-    @property
-    def preference_type(self) -> Literal["paired", "unpaired"] | None:
-        """Preference data of the objective: "paired" or "unpaired"; None for others."""
-        if self.objective == "cross_entropy":
-            return None
-        return "unpaired" if self.objective == "kto" else "paired"
-
-    @property
-    def has_frozen_weights(self) -> bool:
-        """True if at least one weight is frozen."""
-        return self.trainable is not None or self.frozen is not None
-
 
 Device = Literal["auto", "cpu", "gpu", "tpu"]
 

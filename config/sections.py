@@ -23,11 +23,11 @@ from config.run import Checkpoint as Checkpoint
 from config.run import Evaluation as Evaluation
 from config.run import Execution as Execution
 from config.run import Generation as Generation
-from config.run import LearningRate as LearningRate
-from config.run import Optimizer as Optimizer
-from config.run import Training as Training
 from config.task import CausalLMData
 from config.task import Data as Data
+from config.training import LearningRate as LearningRate
+from config.training import Optimizer as Optimizer
+from config.training import Training as Training
 from files.formatting import format_value
 
 MAX_REPLICAS = 2**14
@@ -269,11 +269,7 @@ class RunConfig(ConfigSection):
             )
 
     def _check_trained_weights(self) -> None:
-        if (
-            self.training.preference_type
-            and isinstance(self.data, CausalLMData)
-            and self.data.packing
-        ):
+        if self.training.row_type and isinstance(self.data, CausalLMData) and self.data.packing:
             raise ContradictionError(
                 f"data.packing joins texts, but {self.training.objective} compares whole ones: set "
                 "data.packing false",

@@ -65,16 +65,16 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
 
 def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
     """Count the tokens that each example has in a sample, and those of its target."""
-    tokens, preference_type, length = (
+    tokens, row_type, length = (
         corpus.tokens or (),
-        data.task.preference_type,
+        data.task.row_type,
         data.sample_format.count_example_tokens,
     )
-    if preference_type is None:
+    if row_type is None:
         return [length(tokens_of_one) for tokens_of_one in tokens]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.
     combine = sum if data.sample_format.trains_whole_chats else max
-    pairs = PreferencePair.from_examples(corpus.examples, tokens, preference_type == "unpaired")
+    pairs = PreferencePair.from_examples(corpus.examples, tokens, row_type == "unpaired")
     pair_lengths = [[*zip(*map(length, pair.sequences), strict=True)] for pair in pairs]
     return [
         (combine(total_lengths), max(target_lengths))

@@ -142,7 +142,7 @@ class Pipeline:
         Raises:
             DataError: see `task_from_config`.
         """
-        task = task_from_config(self.user_config.data, self.user_config.training.preference_type)
+        task = task_from_config(self.user_config.data, self.user_config.training.row_type)
         if not self.source_pipelines or task.format is not None:
             return task
         formats = [source.task.row_format for source in self.source_pipelines.values()]
@@ -298,11 +298,11 @@ class Pipeline:
                 "plain text is for models with a decoder alone, but this one reads a prompt and "
                 "writes a target: give rows that have both, or another --model"
             )
-        if task.preference_type and task.row_format == "language_modeling":
+        if task.row_type and task.row_format == "language_modeling":
             raise DataError(
                 "preferences are answers to prompts: leave out --data.format language_modeling"
             )
-        large = is_large_source(task.source_of_split(split)) and not task.preference_type
+        large = is_large_source(task.source_of_split(split)) and not task.row_type
         if (
             large
             and self.sample_format.name in SAMPLE_FORMAT_NAMES
@@ -400,12 +400,12 @@ class Pipeline:
         self._check_target_lengths(corpus)
         samples = self.make_samples(corpus)
         notes = [f"{source_name}{': ' if source_name else ''}{len(samples)} training samples"]
-        preference_type = self.task.preference_type
-        answers = 2 if preference_type == "paired" else 1
+        row_type = self.task.row_type
+        answers = 2 if row_type == "paired" else 1
         rows = len(corpus.examples) // answers
         if len(samples) != rows:
-            notes[0] += f" of {rows} {ROW_NOUNS[preference_type or self.task.row_format]}"
-        if num_equal := preference_type == "paired" and count_equal_pairs(corpus.examples):
+            notes[0] += f" of {rows} {ROW_NOUNS[row_type or self.task.row_format]}"
+        if num_equal := row_type == "paired" and count_equal_pairs(corpus.examples):
             notes.append(f"{num_equal} pairs of equal answers, which teach no preference")
         if self.task.validation_fraction is not None:
             num_held_out = len(self.read_corpus("validation").examples) // answers
@@ -463,7 +463,7 @@ class Pipeline:
             or self.task.row_format != "prompt_completion"
         ):
             return
-        if self.task.preference_type:
+        if self.task.row_type:
             return
         splits = [training_corpus, self.read_corpus("validation")]
         targets = [
@@ -491,12 +491,10 @@ class Pipeline:
             ConfigError: one does not fit the model.
         """
         examples, tokens = corpus.examples, self.tokenize_corpus(corpus).tokens or ()
-        preference_type = self.task.preference_type
+        row_type = self.task.row_type
         try:
-            if preference_type is not None:
-                pairs = PreferencePair.from_examples(
-                    examples, tokens, preference_type == "unpaired"
-                )
+            if row_type is not None:
+                pairs = PreferencePair.from_examples(examples, tokens, row_type == "unpaired")
                 return self.sample_format.make_pair_samples(self.config, pairs, self.tokenizer)
             return self.sample_format.make_samples(
                 self.config, examples, tokens, self.tokenizer, for_eval

@@ -23,7 +23,6 @@ from config.task import SegmentsData, Seq2SeqData
 from data.examples import Example, TokenizedText
 from data.packing import EMPTY_SLOT
 from data.samples import (
-    Batch,
     Samples,
     hash_arrays,
     indices_of_epoch,
@@ -37,12 +36,11 @@ NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS, SEGMENT_IDS = (
     "ref_logps",
     "segment_ids",
 )
-PREFERENCE_INPUTS = (NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS)
 
 
 def answers_per_example(config: RunConfig) -> int:
     """Number of answers in an example of a configuration: 2 for preference objectives, else 1."""
-    return 2 if config.training.preference_type else 1
+    return 2 if config.training.row_type else 1
 
 
 def max_sequences_per_sample(config: RunConfig) -> int:
@@ -224,8 +222,3 @@ class SamplesWithRefLogps:
         """Batch of the samples at `indices`, in their order: arrays by name."""
         batch = self.samples.take(indices)
         return batch | {REF_LOGPS: self.ref_logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
-
-
-def select_preference_inputs(batch: Batch) -> dict[str, np.ndarray]:
-    """Arrays of a batch, by name, that only preference objectives read."""
-    return {name: batch[name] for name in PREFERENCE_INPUTS if name in batch}

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from tqdm import tqdm
 
 from config.errors import UserError
+from config.objectives import RowType
 from config.sections import Data
 from config.task import DataFormat, OnNull
 from data.class_labels import UNLABELED, ClassLabels, match_column_labels
@@ -75,7 +76,7 @@ class Task:
             that has data of its own.
         on_null: see `Data.on_null`.
         format, messages, system: as in the configuration.
-        preference_type: see `Training.preference_type`.
+        row_type: see `Training.row_type`.
         fixed_separator: text between prompt and target; None: the columns decide.
         languages: of translations.
     """
@@ -91,7 +92,7 @@ class Task:
     messages: str | None = None
     system: str | None = None
     fixed_separator: str | None = None
-    preference_type: Literal["paired", "unpaired"] | None = None
+    row_type: RowType | None = None
     languages: TranslationLanguages = USUAL_COLUMNS
 
     @cached_property
@@ -103,7 +104,7 @@ class Task:
         """
         if self.format is not None:
             return self.format
-        if self.preference_type is not None:
+        if self.row_type is not None:
             if self._first_row is None:
                 return "prompt_completion"
             return detect_answer_format(self._first_row[1])
@@ -125,7 +126,7 @@ class Task:
         """Text between prompt and target for a decoder-only model."""
         if (
             self.fixed_separator is not None
-            or self.preference_type
+            or self.row_type
             or self.row_format != "prompt_completion"
         ):
             return self.fixed_separator or ""
@@ -154,7 +155,7 @@ class Task:
 
     def _read_class_names(self, source: Source) -> tuple[str, ...] | None:
         """Class names of a data source's target column; None if it is no ClassLabel column."""
-        if self.row_format == "language_modeling" or self.preference_type:
+        if self.row_format == "language_modeling" or self.row_type:
             return None
         first_row = _read_first_row(source)
         if first_row is None or self._has_conversation(first_row[1]):
@@ -176,7 +177,7 @@ class Task:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Metric names for generated answers; empty for documents and preferences."""
-        if self.preference_type or self.row_format == "language_modeling":
+        if self.row_type or self.row_format == "language_modeling":
             return ()
         return (
             ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu", "chrf")
@@ -231,7 +232,7 @@ class Task:
     def row_schema(self, source: Source) -> RowSchema:
         """Templates and class labels for the rows of a data source, from its first row."""
         labels = self._make_class_labels(source)
-        if self.row_format != "prompt_completion" or self.preference_type:
+        if self.row_format != "prompt_completion" or self.row_type:
             return RowSchema(None, labels)
         if self.prompt is not None and self.target is not None:
             return RowSchema(PromptTarget(self.prompt, self.target), labels)
@@ -288,7 +289,7 @@ class Task:
         row_schema: RowSchema,
         reader: ConversationReader | None,
     ) -> Iterable[Example | int]:
-        if self.preference_type is not None:
+        if self.row_type is not None:
             return self._convert_preference_row(location, row, reader)
         if reader is not None:
             conversation = self._read_row_conversation(location, row, row_schema.labels)
@@ -318,11 +319,11 @@ class Task:
         reader: ConversationReader | None,
     ) -> set[str]:
         """Columns of a row that are rendered to text or control the rendering."""
-        if self.preference_type is not None:
+        if self.row_type is not None:
             prompt_columns = () if self.prompt is None else self.prompt.columns
             return {
                 *prompt_columns,
-                *preference_columns(self.preference_type == "unpaired", reader is not None),
+                *preference_columns(self.row_type == "unpaired", reader is not None),
             }
         if reader is not None and self._has_conversation(row):
             return conversation_columns(row, self.messages)
@@ -356,7 +357,7 @@ class Task:
         """Examples from a row of preference data; empty if the chat template rejects one."""
         prompt = None if self.prompt is None else self.prompt.render(row)
         examples = list[Example]()
-        unpaired = self.preference_type == "unpaired"
+        unpaired = self.row_type == "unpaired"
         for answer, desirable in read_answers(row, unpaired, prompt, reader is not None):
             if isinstance(answer, Conversation):
                 assert reader is not None
@@ -522,13 +523,11 @@ TASKS: dict[str, Task] = {
 """Built-in tasks, by the name in `data.dataset`."""
 
 
-def task_from_config(
-    data: Data, preference_type: Literal["paired", "unpaired"] | None = None
-) -> Task:
+def task_from_config(data: Data, row_type: RowType | None = None) -> Task:
     """Create the configured task: `data.dataset`, or that of the user's files.
 
     Args:
-        preference_type: see `Task`.
+        row_type: see `Task`.
 
     Raises:
         DataError: a template cannot be read, or there is one label only.
@@ -557,7 +556,7 @@ def task_from_config(
         format=data.format,
         messages=data.messages,
         system=data.system,
-        preference_type=preference_type,
+        row_type=row_type,
     )
     try:
         task = replace(task, languages=TranslationLanguages.from_config(data))

@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoints import CheckpointError, CheckpointStore, has_checkpoint, load_checkpoint
 from checkpoints.lazy_arrays import Arrays
-from config.metrics import METRICS
+from config.objectives import METRICS
 from config.sections import RunConfig
 from files.formatting import format_number, format_path
 from files.json_files import JsonObject

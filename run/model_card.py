@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoints import has_checkpoint
 from config.base import flatten_by_path
-from config.metrics import METRICS as METRIC_NAMES
+from config.objectives import METRICS as METRIC_NAMES
 from data.file_readers import READERS
 from data.sample_format import SampleFormat
 from files.errors import FileError

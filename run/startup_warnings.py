@@ -53,7 +53,7 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
         written: maximum number of generated tokens.
     """
     sequences_per_sample = (
-        2 if config.training.preference_type and not isinstance(config.data, Seq2SeqData) else 1
+        2 if config.training.row_type and not isinstance(config.data, Seq2SeqData) else 1
     )
     unused = [
         f"data.length_buckets {length} is not used: samples have at most "

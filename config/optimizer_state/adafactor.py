@@ -11,7 +11,7 @@ from config.optimizer_state.state_slots import FIRST_MOMENT, SECOND_MOMENT, Opti
 from config.values import PositiveFloat, Probability
 
 if TYPE_CHECKING:
-    from config.run import Optimizer
+    from config.training import Optimizer
     from popxl_addons import Module
     from popxl_addons.optimizers.adafactor import MatrixLayout
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from config.optimizer_state.state_slots import FIRST_MOMENT, SECOND_MOMENT, OptimizerSpec, StateSlot
 
 if TYPE_CHECKING:
-    from config.run import Optimizer
+    from config.training import Optimizer
     from popxl_addons import Module
     from popxl_addons.optimizers.adafactor import MatrixLayout
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from config.run import Optimizer
+    from config.training import Optimizer
     from popxl_addons import Module
     from popxl_addons.optimizers.adafactor import MatrixLayout
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 import popxl
-from config.metrics import OBJECTIVES
+from config.objectives import OBJECTIVES
 from data.samples import IGNORE_INDEX, Batch, count_loss_tokens
 from modelling.objectives.objective import Objective
 from popxl import Tensor, ops
@@ -29,7 +29,7 @@ class CrossEntropy(Objective):
 
     token_inputs = {"labels": lambda labels: labels}  # noqa: RUF012
     sequence_inputs = {}  # noqa: RUF012
-    metrics = OBJECTIVES["cross_entropy"]
+    metrics = OBJECTIVES["cross_entropy"].metrics
     sums_token_losses = True
 
     def loss_stats(

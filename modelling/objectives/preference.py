@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import popxl
-from config.metrics import OBJECTIVES, MetricSums
+from config.metrics import MetricSums
+from config.objectives import OBJECTIVES
 from data.preference_samples import (
     KTO_LABELS,
     NUM_LOSS_TOKENS,
@@ -27,8 +28,8 @@ from modelling.objectives.objective import Objective
 from popxl import Tensor, TensorSpec, ops
 
 if TYPE_CHECKING:
-    from config.run import Training
     from config.sections import RunConfig
+    from config.training import Training
     from modelling.layers.activation_layout import ActivationLayout
     from modelling.layers.parallel import ParallelGroups
 
@@ -158,7 +159,7 @@ class PreferenceObjective(Objective):
         self._training = config.training
         self.name = config.training.objective
         self.preference_loss = PREFERENCE_LOSSES[self.name]
-        self.metrics = OBJECTIVES[self.name]
+        self.metrics = OBJECTIVES[self.name].metrics
         self._sequences_per_sample = max_sequences_per_sample(config)
 
         def pair_spec(width: int) -> Callable[[TensorSpec], TensorSpec]:

@@ -10,7 +10,7 @@ from fnmatch import translate
 from itertools import groupby
 
 from config.errors import ConfigError, did_you_mean
-from config.run import Training
+from config.training import Training
 from config.values import split_names
 from files.formatting import format_name
 from modelling.weights.weight_map import WeightMap, without_expert_group

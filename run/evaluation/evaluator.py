@@ -57,15 +57,13 @@ class Evaluator:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
                 little memory.
         """
-        task = task_from_config(config.data, config.training.preference_type)
+        task = task_from_config(config.data, config.training.row_type)
         self.metrics = resolve_metrics(config, task)
         data = Pipeline(config, get_family(config).sample_format, data_cache or DataCache())
         corpus = data.read_corpus("validation")  # first, as its errors have advice for offline use
         config = data.config
         rows = config.eval.samples
-        corpus = corpus.first_examples(
-            rows and rows * (2 if task.preference_type == "paired" else 1)
-        )
+        corpus = corpus.first_examples(rows and rows * (2 if task.row_type == "paired" else 1))
         data.check_processes_agree(corpus)
         self._labels = None if task.labels is None else ClassLabels(task.labels)
         self._prompts = [example.prompt for example in corpus.examples]

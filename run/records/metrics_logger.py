@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, Self
 
-from config.metrics import OBJECTIVES
+from config.objectives import OBJECTIVES
 from config.sections import RunConfig
 from files.atomic_writing import check_can_write_folder, wrap_write_errors, write_text_atomically
 from files.formatting import format_name
@@ -97,7 +97,7 @@ class MetricsLogger:
             self._logs["Prometheus's page"] = PrometheusPage(
                 options.metrics_host, options.metrics_port
             )
-        self._perplexity = OBJECTIVES[config.training.objective].get("perplexity")
+        self._perplexity = OBJECTIVES[config.training.objective].metrics.get("perplexity")
         self._mfu_inputs = use or MfuInputs()
         self._throughput = Throughput(config.training.global_batch_size)
         self._progress = TrainingProgress(config.training.steps, self._throughput, first_step)

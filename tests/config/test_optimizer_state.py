@@ -15,7 +15,7 @@ from config.optimizer_state import (
     Adafactor,
     StateSlot,
 )
-from config.run import Optimizer
+from config.training import Optimizer
 from modelling.phases.master_weights import with_master_weight
 from popxl_addons.optimizers.adafactor import MatrixLayout
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from config.errors import ConfigError
-from config.run import Training
 from config.sections import RunConfig
 from config.t5 import T5Config
+from config.training import Training
 from modelling.weights import WeightMap
 from modelling.weights.trainable import mark_trainable, split_phases_by_trainable
 from tests.modelling.gptj.hf import small_config

@@ -1,0 +1,86 @@
+"""The training objectives: their metrics, and the rows that they learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from config.metrics import (
+    ANSWER_METRICS,
+    Metrics,
+    MetricSums,
+    compute_metric_mean,
+    mean_loss,
+    perplexity,
+)
+
+RowType = Literal["paired", "unpaired"]
+"""Rows of an objective that learns from more than texts.
+
+paired: a chosen and a rejected answer; unpaired: single answers, liked or not.
+"""
+
+
+@dataclass(frozen=True)
+class ObjectiveSpec:
+    """Facts of a training objective.
+
+    Attributes:
+        metrics: of an evaluation, as functions of its metric sums.
+        row_type: type of the rows that it learns from; None: texts.
+        higher_is_better: names of the metrics of which more is better.
+    """
+
+    metrics: Metrics
+    row_type: RowType | None = None
+    higher_is_better: Set[str] = frozenset()
+
+
+def _mean_reward_margin(metric_sums: MetricSums) -> float:
+    return compute_metric_mean("rewards/chosen", metric_sums) - compute_metric_mean(
+        "rewards/rejected", metric_sums
+    )
+
+
+_LOGPS = ("logps/chosen", "logps/rejected")
+_REWARDS = ("rewards/chosen", "rewards/rejected")
+
+_PAIR_METRICS: Metrics = {
+    "loss": mean_loss,
+    **{name: partial(compute_metric_mean, name) for name in (*_REWARDS, "rewards/accuracies")},
+    "rewards/margins": _mean_reward_margin,
+    **{name: partial(compute_metric_mean, name) for name in _LOGPS},
+}
+"""Metrics of preferences in pairs, in TRL's names."""
+
+_KTO_METRICS: Metrics = {
+    **{name: fn for name, fn in _PAIR_METRICS.items() if name != "rewards/accuracies"},
+    "kl": lambda metric_sums: max(compute_metric_mean("kl", metric_sums), 0.0),
+}
+
+_HIGHER_IS_BETTER = {_REWARDS[0], _LOGPS[0], "rewards/margins", "rewards/accuracies"}
+
+_PAIRED = ObjectiveSpec(_PAIR_METRICS, "paired", _HIGHER_IS_BETTER)
+
+OBJECTIVES: Mapping[str, ObjectiveSpec] = {
+    "cross_entropy": ObjectiveSpec({"loss": mean_loss, "perplexity": perplexity}),
+    **dict.fromkeys(("dpo", "ipo", "hinge", "simpo", "orpo", "cpo"), _PAIRED),
+    "kto": ObjectiveSpec(_KTO_METRICS, "unpaired", _HIGHER_IS_BETTER),
+}
+
+METRICS: Mapping[str, bool] = {
+    **{
+        name: name in spec.higher_is_better for spec in OBJECTIVES.values() for name in spec.metrics
+    },
+    **dict.fromkeys(ANSWER_METRICS, True),
+}
+"""All metrics, and whether more is better."""
+
+if TYPE_CHECKING:
+    MetricName = str
+    ObjectiveName = str
+else:
+    MetricName = Literal[tuple(METRICS)]
+    ObjectiveName = Literal[tuple(OBJECTIVES)]
