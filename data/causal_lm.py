@@ -22,7 +22,6 @@ from data.preference_samples import (
     PreferenceSamples,
     count_prompt_tokens,
     make_kto_labels,
-    select_preference_inputs,
 )
 from data.prompt_boundary import count_leading_special_tokens, encode_examples, encode_prompts
 from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
@@ -33,6 +32,7 @@ from data.samples import (
     Samples,
     get_segment_ids,
     hash_arrays,
+    select_objective_inputs,
 )
 from data.task import task_from_config
 from data.tokenizer import TokenizedText, Tokenizer
@@ -395,7 +395,7 @@ class CausalLM(SampleFormat):
             "segment_starts": compute_segment_starts(segment_ids),
             SEGMENT_IDS: segment_ids,
             "labels": batch["labels"],
-            **select_preference_inputs(batch),
+            **select_objective_inputs(batch),
         }
 
     def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:

@@ -18,6 +18,15 @@ IGNORE_INDEX = -100
 """Label of positions outside the loss, as in Hugging Face."""
 
 
+OBJECTIVE_INPUTS = ("num_loss_tokens", "kto_labels", "ref_logps")
+"""Arrays of a batch that objectives read besides labels."""
+
+
+def select_objective_inputs(batch: Batch) -> dict[str, np.ndarray]:
+    """Arrays of a batch, by name, that objectives read besides labels."""
+    return {name: batch[name] for name in OBJECTIVE_INPUTS if name in batch}
+
+
 class Samples(Protocol):
     """Interface of a data set whose samples have a fixed length."""
 

@@ -24,7 +24,6 @@ from data.preference_samples import (
     PreferenceSamples,
     answers_per_example,
     make_kto_labels,
-    select_preference_inputs,
 )
 from data.prompt_boundary import count_leading_special_tokens
 from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
@@ -36,6 +35,7 @@ from data.samples import (
     count_loss_tokens,
     get_segment_ids,
     hash_arrays,
+    select_objective_inputs,
 )
 from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import (
@@ -335,7 +335,7 @@ class Seq2Seq(SampleFormat):
             "mask": get_segment_ids(batch),
             "decoder_input_ids": batch["decoder_input_ids"],
             "labels": batch["labels"],
-            **select_preference_inputs(batch),
+            **select_objective_inputs(batch),
         }
 
     def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
