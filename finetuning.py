@@ -35,7 +35,7 @@ UNUSED = UnusedFields(
         "model.output_length",
         *("training.steps", "training.epochs", "training.max_skipped_steps"),
         *("training.optimizer.learning_rate", "training.reference_cache", "training.beta"),
-        *("training.gamma", "training.label_smoothing"),
+        *("training.gamma",),
     ),
     used=("data.examples_per_sample", "checkpoint.load"),
     reason="it measures steps of training on generated data, from random weights",

@@ -211,8 +211,7 @@ TRAINING = (
          "not fit go to host memory; `--execution.placement host` sends all"),
     Flag("dropout dropout_rate", "--dropout_prob"),
     Flag("disable_dropout", "--dropout_prob", values={"true": "0.0"}),
-    Flag("label_smoothing label_smoothing_factor", hint="the loss of tokens has none; preferences "
-         "have it, `--training.objective dpo --training.label_smoothing 0.1`"),
+    Flag("label_smoothing label_smoothing_factor", "--training.label_smoothing"),
     Flag("neftune_noise_alpha neft_alpha", hint="no noise is added to embeddings"),
     Flag("stage", values={"sft": OMIT, "pt": "--data.format language_modeling",
                           **{n: f"--training.objective {n}" for n in ("dpo", "kto", "orpo")}}),

@@ -115,6 +115,10 @@ class Optimizer(ConfigSection):
         return self.registry_entry.slots_for(self, rank)
 
 
+SMOOTHED = ("cross_entropy", "dpo", "simpo", "cpo")
+"""Objectives with a `label_smoothing`."""
+
+
 @dataclass(frozen=True)
 class CommonTraining(ConfigSection):
     """Training settings that all objectives have."""
@@ -153,7 +157,20 @@ class CommonTraining(ConfigSection):
     """Loss: cross_entropy, of the next token; or of preferences, dpo, ipo, hinge, simpo, orpo, cpo
     or kto. simpo, orpo and cpo need no reference; kto learns single answers."""
 
+    label_smoothing: Fraction = 0.0
+    """cross_entropy: share of each label's probability that is spread over the vocabulary, in
+    training alone; dpo, simpo, cpo: fraction of the pairs thought to be in the wrong order."""
+
     optimizer: Optimizer = field(default_factory=Optimizer)
+
+    def validate(self) -> None:
+        if self.label_smoothing and self.objective not in SMOOTHED:
+            raise ContradictionError(
+                f"training.label_smoothing is for {', '.join(SMOOTHED)}, not for {self.objective}: "
+                "leave it 0",
+                {"training.label_smoothing": 0.0},
+                "training.objective",
+            )
 
     @property
     def row_type(self) -> RowType | None:

@@ -12,7 +12,7 @@ from modelling.objectives.preference import PREFERENCE_LOSSES
 from modelling.objectives.preference import PreferenceObjective as PreferenceObjective
 
 OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
-    "cross_entropy": lambda config: CrossEntropy(),
+    "cross_entropy": CrossEntropy,
     **dict.fromkeys(PREFERENCE_LOSSES, PreferenceObjective),
 }
 

@@ -15,12 +15,16 @@ from popxl import Tensor, ops
 from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
 
 if TYPE_CHECKING:
+    from config.sections import RunConfig
     from modelling.layers.activation_layout import ActivationLayout
     from modelling.layers.parallel import ParallelGroups
 
 
 class CrossEntropy(Objective):
     """Cross-entropy objective: mean negative log-likelihood over a global batch's labels.
+
+    In training `training.label_smoothing` spreads a share of each label's probability evenly over
+    the vocabulary; an evaluation is of the labels alone.
 
     Inputs: `labels`, int32 (batch, length), in [0, vocab_size), or `IGNORE_INDEX` for tokens that
         do
@@ -32,6 +36,10 @@ class CrossEntropy(Objective):
     metrics = OBJECTIVES["cross_entropy"].metrics
     sums_token_losses = True
 
+    def __init__(self, config: RunConfig) -> None:
+        self._smoothing = 0.0 if config.model.eval else config.training.label_smoothing
+        self._vocab_size = config.model.output_vocab_size
+
     def loss_stats(
         self,
         logits: Tensor,
@@ -39,7 +47,9 @@ class CrossEntropy(Objective):
         layout: ActivationLayout,
         groups: ParallelGroups,
     ) -> Tensor:
-        return token_losses(logits, inputs["labels"], layout, groups, "sum")
+        smoothing, classes = self._smoothing, self._vocab_size
+        labels = inputs["labels"]
+        return token_losses(logits, labels, layout, groups, "sum", smoothing, classes)
 
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         return stats
@@ -60,6 +70,8 @@ def token_losses(
     layout: ActivationLayout,
     groups: ParallelGroups,
     reduction: Literal["sum", "none"],
+    label_smoothing: float = 0.0,
+    vocab_size: int | None = None,
 ) -> Tensor:
     """Computes each label's negative log-likelihood, float32; 0 where it is `IGNORE_INDEX`.
 
@@ -68,6 +80,7 @@ def token_losses(
         labels: int32 (batch, length).
         layout: of the logits.
         reduction: "sum": a scalar; "none": (batch * length,) in the order of the logits.
+        label_smoothing, vocab_size: see `cross_entropy_sharded_loss`.
     """
     local_vocab, tokens, labels = (
         logits.shape[-1],
@@ -80,5 +93,11 @@ def token_losses(
         offset = groups.tp_rank() * local_vocab
         labels, ignored = labels - offset, ignored - ops.reshape(offset, ())
     return cross_entropy_sharded_loss(
-        logits, labels, ignored, replica_grouping=groups.tp, reduction=reduction
+        logits,
+        labels,
+        ignored,
+        replica_grouping=groups.tp,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        num_classes=vocab_size,
     )

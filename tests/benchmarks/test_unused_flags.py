@@ -47,7 +47,7 @@ def test_what_changes_nothing_is_refused_and_nothing_else(kind: str) -> None:
     used = options_that_change("T" if kind == "T" else "RS") | MEASURED[kind]
     known = {name for _, cases in OPTIONS.values() for name in cases} | UNSEEN.keys()
     accepted = {name for name in known if name not in BENCHMARKS[kind].UNUSED}
-    preferences = {"training.beta", "training.gamma", "training.label_smoothing"}
+    preferences = {"training.beta", "training.gamma"}
     of_state = {
         "fp8.amax_compute_algo",
         "fp8.amax_history_len",

@@ -104,8 +104,7 @@ def test_no_flag_of_others_is_ours() -> None:
         ("--lr_scheduler_type inverse_sqrt", "there is no --lr_scheduler_type inverse_sqrt: give "
          "--training.optimizer.learning_rate.function "
          "linear|cosine|cosine_with_restarts|wsd|constant|relative"),
-        ("--label_smoothing 0.1", "there is no --label_smoothing: the loss of tokens has none; "
-         "preferences have it, `--training.objective dpo --training.label_smoothing 0.1`"),
+        ("--label_smoothing 0.1", "for --label_smoothing 0.1 give --training.label_smoothing 0.1"),
         ("--weight_decay 0.1", "for --weight_decay 0.1 give --training.optimizer.weight_decay 0.1"),
         ("--use_cpu", "for --use_cpu give --device cpu"),
         ("--use_cpu x.jsonl", "for --use_cpu x.jsonl give --device cpu"),

@@ -62,6 +62,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "training.trainable": ("layer.0", "T"),
         "training.frozen": ("embeddings", "T"),
         "training.optimizer.state": ("bfloat16", "T"),
+        "training.label_smoothing": (0.1, "T"),
         "training.optimizer.beta1": (0.5, "T"),
         "training.optimizer.beta2": (0.5, "T"),
         "training.optimizer.eps": (1e-3, "T"),
@@ -135,7 +136,6 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
     }),
     "preferences": ({"training.objective": "dpo"}, {
         "training.beta": (0.5, LOSS),
-        "training.label_smoothing": (0.1, LOSS),
         "training.objective": ("simpo", LOSS),
     }),
     "simpo": ({"training.objective": "simpo"}, {"training.gamma": (0.1, LOSS)}),

@@ -41,7 +41,7 @@ class TokenLoss(LMHead):
 
     def build(self, x: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         logits, layout = super().build(x), ActivationLayout()
-        return CrossEntropy().loss_stats(logits, {"labels": labels}, layout, self.groups)
+        return CrossEntropy(self.config).loss_stats(logits, {"labels": labels}, layout, self.groups)
 
 
 class MaskedAttention(Attention):
@@ -55,10 +55,11 @@ def parameters(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
 
 
-def config_of(tensor_parallel: int) -> GPTJConfig:
+def config_of(tensor_parallel: int, label_smoothing: float = 0.0) -> GPTJConfig:
     vocabulary = {"embedding": {"vocab_size": VOCABULARY}, "eos_token_id": 1, "pad_token_id": 1}
     model = {"hidden_size": HIDDEN, "attention": {"heads": 4, "rotary_dim": 2}} | vocabulary
-    config = GPTJConfig.from_dict({"family": "gptj", "model": model})
+    training = {"label_smoothing": label_smoothing}
+    config = GPTJConfig.from_dict({"family": "gptj", "model": model, "training": training})
     execution = replace(config.execution, tensor_parallel=tensor_parallel)
     object.__setattr__(config, "execution", execution)  # configurations refuse a padded vocabulary
     return config
@@ -108,17 +109,19 @@ def embedding_case() -> Case:
     return Case(make, lambda t: p["w"][t], [tokens], rows, p, rand(2, 3, HIDDEN))
 
 
-def lm_head_case() -> Case:
+def lm_head_case(label_smoothing: float = 0.0) -> Case:
     p = parameters(w=rand(VOCABULARY, HIDDEN))
     labels = np.array([0, 40, 11, IGNORE_INDEX, 20], np.int32)
 
     def reference(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(x @ p["w"].T, labels.long(), reduction="sum")
+        return torch.nn.functional.cross_entropy(
+            x @ p["w"].T, labels.long(), reduction="sum", label_smoothing=label_smoothing
+        )
 
     rows = [WeightMapping("weight", (Weight("w", (VOCABULARY, HIDDEN)),), transpose=True, axis=1)]
 
     def make(tp: int) -> StandaloneModule:
-        return StandaloneModule(config_of(tp), lambda: TokenLoss(1.0))
+        return StandaloneModule(config_of(tp, label_smoothing), lambda: TokenLoss(1.0))
 
     return Case(make, reference, [rand(5, HIDDEN), labels], rows, p, np.float32(0.7))
 
@@ -146,6 +149,7 @@ CASES = {
     "feed forward": feed_forward_case(),
     "embedding": embedding_case(),
     "lm head": lm_head_case(),
+    "lm head, smoothed labels": lm_head_case(0.3),
     "attention": attention_case(1, 6, 5),
     "attention in slices": attention_case(3, 6, 5),
     "attention in slices, as many keys": attention_case(2, 6, 6),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.ops._label_logits import shifted_label_logits
@@ -32,6 +34,8 @@ def cross_entropy_sharded_loss(
     replica_grouping: ReplicaGrouping | None = None,
     reduction: REDUCTION_TYPE = "mean",
     available_memory_proportion: float = 0.4,
+    label_smoothing: float = 0.0,
+    num_classes: int | None = None,
 ) -> Tensor:
     """Compute cross entropy of vocabulary-sharded logits without gathering them.
 
@@ -50,6 +54,11 @@ def cross_entropy_sharded_loss(
             all.
         reduction: "mean" or "sum" over positions, giving a scalar, or "none", giving (n,).
         available_memory_proportion: no effect.
+        label_smoothing: share e of the target distribution that is uniform over all classes, as
+            `torch.nn.CrossEntropyLoss` has it: the loss is (1 - e) times the cross entropy of the
+            label plus e times the mean of that of every class (Szegedy et al., arXiv:1512.00567).
+        num_classes: size of the vocabulary that is smoothed over, if it is padded at the end;
+            default: all of the group's logits.
 
     Returns:
         The loss in the dtype of `logits`, identical on the replicas of a group. It is computed in
@@ -73,8 +82,27 @@ def cross_entropy_sharded_loss(
     indices = _as_int32(indices)
     labels = _all_reduce(shifted_label_logits(wide, shift, indices), replica_grouping)
     counted = _valid_labels(ops.detach(labels[1]), indices, ignore_index)
-    losses = ops.where(counted, ops.log(total) - labels[0], popxl.constant(0, popxl.float32))
+    expected = labels[0]
+    if label_smoothing:
+        mean = _mean_over_classes(wide - shift, replica_grouping, num_classes)
+        expected = expected * (1 - label_smoothing) + mean * label_smoothing
+    losses = ops.where(counted, ops.log(total) - expected, popxl.constant(0, popxl.float32))
     return _apply_reduction(losses, counted, reduction, logits.dtype)
+
+
+def _mean_over_classes(
+    logits: Tensor, group: ReplicaGrouping | None, num_classes: int | None
+) -> Tensor:
+    """Compute the mean over the first `num_classes` of all replicas' logits: (n, c) -> (n,)."""
+    group = group or popxl.gcg().ir.replica_grouping()
+    local = logits.shape[-1]
+    padded = local * group.group_size
+    num_classes = num_classes or padded
+    if num_classes < padded:
+        is_class = popxl.constant(np.arange(padded) < num_classes, popxl.float32, "is_class")
+        local_is_class = ops.collectives.replicated_slice(is_class, 0, group)
+        logits = logits * local_is_class.reshape((1, local))
+    return _all_reduce(ops.sum(logits, axis=-1), group) / float(num_classes)
 
 
 def _as_int32(t: Tensor) -> Tensor:
