@@ -31,11 +31,15 @@ class ObjectiveSpec:
         metrics: of an evaluation, as functions of its metric sums.
         row_type: type of the rows that it learns from; None: texts.
         higher_is_better: names of the metrics of which more is better.
+        settings: fields of `Training` that it reads and some other objective does not.
+        default_beta: `training.beta` where it is null.
     """
 
     metrics: Metrics
     row_type: RowType | None = None
     higher_is_better: Set[str] = frozenset()
+    settings: Set[str] = frozenset()
+    default_beta: float = 0.0
 
 
 def _mean_reward_margin(metric_sums: MetricSums) -> float:
@@ -62,12 +66,26 @@ _KTO_METRICS: Metrics = {
 
 _HIGHER_IS_BETTER = {_REWARDS[0], _LOGPS[0], "rewards/margins", "rewards/accuracies"}
 
-_PAIRED = ObjectiveSpec(_PAIR_METRICS, "paired", _HIGHER_IS_BETTER)
+
+def _preference(
+    *settings: str, metrics: Metrics = _PAIR_METRICS, row_type: RowType = "paired"
+) -> ObjectiveSpec:
+    return ObjectiveSpec(metrics, row_type, _HIGHER_IS_BETTER, {"beta", *settings}, 0.1)
+
+
+_REFERENCE, _SMOOTHING = "reference_cache", "label_smoothing"
 
 OBJECTIVES: Mapping[str, ObjectiveSpec] = {
-    "cross_entropy": ObjectiveSpec({"loss": mean_loss, "perplexity": perplexity}),
-    **dict.fromkeys(("dpo", "ipo", "hinge", "simpo", "orpo", "cpo"), _PAIRED),
-    "kto": ObjectiveSpec(_KTO_METRICS, "unpaired", _HIGHER_IS_BETTER),
+    "cross_entropy": ObjectiveSpec(
+        {"loss": mean_loss, "perplexity": perplexity}, settings={_SMOOTHING}
+    ),
+    "dpo": _preference(_REFERENCE, _SMOOTHING),
+    "ipo": _preference(_REFERENCE),
+    "hinge": _preference(_REFERENCE),
+    "simpo": _preference("gamma", _SMOOTHING),
+    "orpo": _preference(),
+    "cpo": _preference(_SMOOTHING),
+    "kto": _preference(_REFERENCE, metrics=_KTO_METRICS, row_type="unpaired"),
 }
 
 METRICS: Mapping[str, bool] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from config.base import ConfigSection
@@ -115,10 +115,6 @@ class Optimizer(ConfigSection):
         return self.registry_entry.slots_for(self, rank)
 
 
-SMOOTHED = ("cross_entropy", "dpo", "simpo", "cpo")
-"""Objectives with a `label_smoothing`."""
-
-
 @dataclass(frozen=True)
 class CommonTraining(ConfigSection):
     """Training settings that all objectives have."""
@@ -161,16 +157,27 @@ class CommonTraining(ConfigSection):
     """cross_entropy: share of each label's probability that is spread over the vocabulary, in
     training alone; dpo, simpo, cpo: fraction of the pairs thought to be in the wrong order."""
 
+    beta: NonNegativeFloat | None = None
+    """Preferences: the weight of log-probabilities; orpo: of the odds. null: 0.1."""
+
     optimizer: Optimizer = field(default_factory=Optimizer)
 
     def validate(self) -> None:
-        if self.label_smoothing and self.objective not in SMOOTHED:
-            raise ContradictionError(
-                f"training.label_smoothing is for {', '.join(SMOOTHED)}, not for {self.objective}: "
-                "leave it 0",
-                {"training.label_smoothing": 0.0},
-                "training.objective",
-            )
+        for setting in fields(self):
+            readers = [name for name, spec in OBJECTIVES.items() if setting.name in spec.settings]
+            value, default = getattr(self, setting.name), setting.default
+            if readers and self.objective not in readers and value != default:
+                raise ContradictionError(
+                    f"training.{setting.name} is for {', '.join(readers)}, not for "
+                    f"{self.objective}: leave it out",
+                    {f"training.{setting.name}": default},
+                    "training.objective",
+                )
+
+    @property
+    def resolved_beta(self) -> float:
+        """`beta`, or the objective's default."""
+        return OBJECTIVES[self.objective].default_beta if self.beta is None else self.beta
 
     @property
     def row_type(self) -> RowType | None:

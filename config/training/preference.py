@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from config.errors import ConfigError
 from config.training.common import CommonTraining
-from config.values import NonNegativeFloat, PathText, PositiveFloat
+from config.values import NonNegativeFloat, PathText
 
 
 @dataclass(frozen=True)
 class PreferenceTraining(CommonTraining):
     """Training settings of preference objectives."""
-
-    beta: PositiveFloat = 0.1
-    """Preferences: the weight of log-probabilities; orpo: of the odds."""
 
     gamma: NonNegativeFloat = 0.5
     """simpo: the margin that is aimed at."""
@@ -21,3 +19,10 @@ class PreferenceTraining(CommonTraining):
     reference_cache: PathText | None = None
     """Folder of the reference model's log-probabilities, which runs can share. null: that of the
     run."""
+
+    def validate(self) -> None:
+        super().validate()
+        if self.row_type in ("paired", "unpaired") and not self.resolved_beta:
+            raise ConfigError(
+                f"training.beta is 0, but {self.objective} needs a positive number: give one"
+            )

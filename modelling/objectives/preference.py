@@ -91,7 +91,7 @@ def _log_odds(log_p: Tensor) -> Tensor:
 
 
 def _dpo_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
-    return _smoothed_sigmoid_loss(pair.margin * training.beta, training.label_smoothing)
+    return _smoothed_sigmoid_loss(pair.margin * training.resolved_beta, training.label_smoothing)
 
 
 def _smoothed_sigmoid_loss(logits: Tensor, smoothing: float) -> Tensor:
@@ -100,23 +100,23 @@ def _smoothed_sigmoid_loss(logits: Tensor, smoothing: float) -> Tensor:
 
 
 def _ipo_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
-    error = pair.margin - 1.0 / (2.0 * training.beta)
+    error = pair.margin - 1.0 / (2.0 * training.resolved_beta)
     return error * error
 
 
 def _hinge_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
-    return ops.relu(1.0 - pair.margin * training.beta)
+    return ops.relu(1.0 - pair.margin * training.resolved_beta)
 
 
 def _simpo_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
     return _smoothed_sigmoid_loss(
-        pair.margin * training.beta - training.gamma, training.label_smoothing
+        pair.margin * training.resolved_beta - training.gamma, training.label_smoothing
     )
 
 
 def _orpo_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
     log_odds_ratio = _log_odds(pair.chosen) - _log_odds(pair.rejected)
-    return -pair.chosen - log_sigmoid(log_odds_ratio) * training.beta
+    return -pair.chosen - log_sigmoid(log_odds_ratio) * training.resolved_beta
 
 
 def _kto_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
@@ -133,7 +133,7 @@ def _kto_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Te
         sums = ops.collectives.replicated_all_reduce(sums, "add", groups.dp)
     total, count = ops.split(sums, 2, 1)
     kl = ops.relu(total / ops.maximum(count, popxl.constant(1.0, popxl.float32)))
-    return 1.0 - ops.exp(log_sigmoid(pair.kto_labels * (pair.chosen - kl) * training.beta))
+    return 1.0 - ops.exp(log_sigmoid(pair.kto_labels * (pair.chosen - kl) * training.resolved_beta))
 
 
 PREFERENCE_LOSSES: Mapping[str, PreferenceLoss] = {
@@ -248,7 +248,7 @@ class PreferenceObjective(Objective):
         if self.preference_loss.uses_ref_model:
             ref_logps = batch[REF_LOGPS].astype(np.float64)[is_present]
             rewards = scores - (ref_logps / num_tokens if averages_tokens else ref_logps)
-        kl, rewards = rewards[:, 1], rewards * self._training.beta
+        kl, rewards = rewards[:, 1], rewards * self._training.resolved_beta
         if self.name == "kto":
             desirable = batch[KTO_LABELS][is_present, 0] > 0
             index: dict[str, Any] = {"chosen": (desirable, 0), "rejected": (~desirable, 0)}

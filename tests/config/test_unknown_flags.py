@@ -17,6 +17,7 @@ from config.base import config_fields
 from config.errors import ConfigError
 from config.families import FAMILIES
 from config.flags import ALIASES
+from config.objectives import OBJECTIVES
 from config.other_trainers_flags import FLAGS, OMIT, Flag
 from config.unknown_flags import check_foreign_flags, translate_flag
 from planning.config_loader import CONFIG_LOADER
@@ -46,6 +47,9 @@ def problem(advice: str) -> str:
     words = [EXAMPLES.get(word, word) for word in shlex.split(advice)]
     if words[0] in ("--model", "--load", "--adapter.load"):
         return ""  # which are read
+    setting = words[0].removeprefix("--training.")
+    readers = [name for name, spec in OBJECTIVES.items() if setting in spec.settings]
+    words += ["--training.objective", readers[0]] if readers else []
     said = ""
     for preset, script in WHERE:
         given = ["--config", preset, *words]

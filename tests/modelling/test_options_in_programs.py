@@ -137,6 +137,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
     "preferences": ({"training.objective": "dpo"}, {
         "training.beta": (0.5, LOSS),
         "training.objective": ("simpo", LOSS),
+        "training.reference_cache": ("there", ""),
     }),
     "simpo": ({"training.objective": "simpo"}, {"training.gamma": (0.1, LOSS)}),
     "adafactor": ({"training.optimizer.name": "adafactor"}, {
@@ -163,7 +164,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
 UNSEEN: Mapping[str, Any] = {
     "model.seed": 5, "model.initializer_range": 0.5, "model.max_position_embeddings": 64,
     "training.steps": 7, "training.epochs": 2, "training.max_skipped_steps": 1,
-    "training.reference_cache": "there", "training.stochastic_rounding": True,
+    "training.stochastic_rounding": True,
     **{f"training.optimizer.learning_rate.{name}": value for name, value in {
         "function": "wsd", "maximum": 0.5, "minimum": 0.1, "warmup_steps": 3,
         "warmup_proportion": None, "num_cycles": 2, "decay_proportion": 0.3, "start_step": 2,

@@ -373,6 +373,8 @@ def test_validation_compares_with_the_runs_reference(run, base, rows, tmp_path, 
         (("--training.objective", "dpo", "--checkpoint.keep_best", "bleu",
           "--eval.steps", "2"), "bleu does not suit"),
         (("--training.objective", "kto", "--training.beta", "0"), "training.beta"),
+        (("--training.objective", "orpo", "--training.gamma", "1"), "training.gamma is for simpo"),
+        (("--training.objective", "cross_entropy", "--training.beta", "1"), "training.beta is for"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_said(base, rows, tmp_path, capsys, arguments, said) -> None:
