@@ -1,14 +1,11 @@
 """Log-probabilities of the frozen reference model in preference training, computed once and cached.
 
-The reference model has the weights that the run started with, without adapters. A cache file has
-the log-probabilities of a list of samples; its name is a digest of all that they depend on: the
-weights, the model's settings and the samples. A file that is being computed is a draft, which the
-same command resumes (`run.reference_logps_cache`).
+The reference model has the weights that the run started with, without adapters
+(`run.frozen_outputs`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,37 +13,29 @@ from typing import Any
 
 import numpy as np
 
-import popdist
 from checkpoints import SavedCheckpoint, has_checkpoint, load_checkpoint
-from checkpoints.safetensors_files import sha256_of_bytes
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig
 from data.preference_samples import NUM_LOSS_TOKENS, REF_LOGPS, SamplesWithRefLogps
 from data.samples import Samples
-from files.errors import WriteError
 from files.formatting import format_path
 from files.run_folder import RunFolder
 from modelling.model_family import get_family
 from modelling.objectives import make_objective
 from run.base_model_ref import BaseModelRef, metadata_of
+from run.frozen_outputs import FrozenModel, OutputKind, as_rows, json_sha256
+from run.frozen_outputs_file import remove_stale_drafts
 from run.initial_state import InitialState
 from run.model_weights import has_adapters, read_weights
-from run.reference_logps_cache import (
-    DRAFT,
-    LogpsDraftFile,
-    Shape,
-    read_logps_file,
-    remove_stale_drafts,
-    write_logps_file,
-)
 from run.weight_checks import DigestCheckedTensors, check_digests
-from sessions.loss_evaluation import LossSession
-from sessions.session import compile_session
-from terminal.screen import is_first_process, progress_bar, say
+from terminal.screen import is_first_process
 
 REFERENCE, ORIGIN, ORIGIN_STEP = "reference", "reference_origin", "reference_step"
 """Metadata keys: digest of the reference weights, their origin, and its digest if it is a step."""
+
+PAIR_LOGPS = np.dtype([(REF_LOGPS, "<f4", (2,))])
+"""Row of a cache file: the log-probabilities of a pair's answers."""
 
 
 @dataclass(frozen=True)
@@ -132,61 +121,34 @@ class ReferenceLogps:
         Raises:
             UserError: the cache has no file, and the weights are no longer available.
         """
-        path = self.folder / f"{self._cache_file_name(samples)}.safetensors"
-        shape = len(samples), len(samples.take(np.zeros(1, np.int64))[NUM_LOSS_TOKENS]), 2
-        cached = read_logps_file(path, shape)
-        if not all(popdist.all_gather_object(cached is not None)):
-            cached = (
-                None
-                if self.previous_folder is None
-                else read_logps_file(self.previous_folder / path.name, shape)
-            )
-            if all(popdist.all_gather_object(cached is not None)) and cached is not None:
-                _write_cache_file(path, cached)
-            else:
-                cached = self._compute_logps(samples, path, shape)
-        assert cached is not None, "all processes have it, or compute it together"
-        return SamplesWithRefLogps(samples, cached)
+        pairs = len(samples.take(np.zeros(1, np.int64))[NUM_LOSS_TOKENS])
+        unknown = SamplesWithRefLogps(samples, np.zeros((len(samples), pairs, 2), np.float32))
+        kind = OutputKind(
+            "logps",
+            PAIR_LOGPS,
+            rows_per_sample=lambda samples: np.full(len(samples), pairs),
+            to_rows=lambda stats, _: as_rows(stats, PAIR_LOGPS),
+        )
+        with self.model.outputs(unknown, kind) as file:
+            logps = file.rows(range(len(samples)))[REF_LOGPS]
+        return replace(unknown, ref_logps=logps.reshape(unknown.ref_logps.shape))
 
     def remove_drafts(self) -> None:
         """Delete unfinished cache files of log-probabilities that no process is writing."""
         if self.config.training.reference_cache is None and is_first_process():
             remove_stale_drafts(self.folder)
 
-    def _cache_file_name(self, samples: Samples) -> str:
-        config = _reference_config(self.config)
-        settings = {**config.model.to_dict(), "dropout_prob": None, "eval": None}
-        if config.fp8.enabled:
-            settings["fp8"] = config.fp8.to_dict()
-        return _json_sha256([self.sha256, config.family, settings, samples.digest, len(samples)])
-
-    def _compute_logps(self, samples: Samples, path: Path, shape: Shape) -> np.ndarray:
-        config, weights, first_process = (
+    @property
+    def model(self) -> FrozenModel:
+        """The reference model, to compute its outputs over samples."""
+        return FrozenModel(
+            "the reference",
             _reference_config(self.config),
-            self.weights(),
-            is_first_process(),
+            self.sha256,
+            self.weights,
+            self.folder,
+            self.previous_folder,
         )
-        with LogpsDraftFile(path.with_suffix(DRAFT), shape, first_process) as draft:
-            first = min(popdist.all_gather_object(draft.num_samples))
-            logps = draft.truncate(first)
-            if first < len(samples):
-                say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
-                model = compile_session(lambda: LossSession(config), "the program of the reference")
-                model.write(weights)
-                unknown = SamplesWithRefLogps(samples, np.zeros(logps.shape, np.float32))
-                bar = progress_bar("reference", len(samples), "sample", first)
-                with model, bar:
-                    for batch, cached in model.loss_stats(unknown, first):
-                        logps[batch] = cached
-                        draft.append(logps[batch])
-                        bar.update(batch.stop - batch.start)
-            finite = bool(np.isfinite(logps).all())  # every process has all values
-            if not finite or _write_cache_file(path, logps):
-                draft.remove()
-        if not finite:
-            raise UserError("a log-probability of the reference is not finite: its weights cannot "
-                            "be compared with")  # fmt: skip
-        return logps
 
 
 def _weights_sha256(config: RunConfig, tensors: DigestCheckedTensors | None) -> str:
@@ -194,7 +156,7 @@ def _weights_sha256(config: RunConfig, tensors: DigestCheckedTensors | None) -> 
         weight.name for weight in get_family(config).weight_map(_reference_config(config)).weights
     ]
     assert tensors is not None, "what has a digest stays as it is"
-    return _json_sha256(dict(tensors.digests(names)))
+    return json_sha256(dict(tensors.digests(names)))
 
 
 def _reference_origin(start: InitialState) -> BaseModelRef | None:
@@ -249,18 +211,3 @@ def _reference_config(config: RunConfig) -> RunConfig:
     """
     fp8 = replace(config.fp8, recipe="current")
     return replace(config, adapter=Adapter(), model=replace(config.model, eval=True), fp8=fp8)
-
-
-def _json_sha256(data: Any) -> str:
-    return sha256_of_bytes(json.dumps(data, sort_keys=True).encode())
-
-
-def _write_cache_file(path: Path, logps: np.ndarray) -> bool:
-    """Write a cache file of log-probabilities on process 0; warns and returns False on failure."""
-    if is_first_process():
-        try:
-            write_logps_file(path, logps)
-        except WriteError as error:
-            say(f"warning: {error}; the next start computes the reference again")
-            return False
-    return True

@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch, Samples, sample_lengths
 from modelling.model_family import get_family
-from modelling.objectives import LOSS_WEIGHT, make_objective
+from modelling.objectives import LOSS_WEIGHT, Objective, make_objective
 from modelling.phases.evaluation import LossProgram, build_loss_program
 from sessions.aux_metrics import compute_metric_sums
 from sessions.length_programs import LengthPrograms
@@ -49,11 +49,17 @@ class LossResult:
 class LossSession(ModelSession):
     """A session that computes losses: a context manager; write the weights first."""
 
-    def __init__(self, config: RunConfig, weight_source: ModelSession | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        weight_source: ModelSession | None = None,
+        objective: Objective | None = None,
+    ) -> None:
         """Build and compile the loss program; configurations for training work, too.
 
         Args:
             weight_source: see `ModelSession`.
+            objective: what the head computes; None: the objective of the configuration.
         """
         e = config.execution
         samples = e.micro_batch_size * e.data_parallel
@@ -64,11 +70,11 @@ class LossSession(ModelSession):
             training=replace(config.training, global_batch_size=batch),
         )
         self._sharding = BatchSharding.from_config(config)
-        self._family, self.objective = get_family(config), make_objective(config)
+        self._family, self.objective = get_family(config), objective or make_objective(config)
         weight_map = self._family.weight_map(config)
 
         def build(config: RunConfig) -> LossProgram:
-            return build_loss_program(config, self._family.build_phases, weight_map)
+            return build_loss_program(config, self._family.build_phases, weight_map, objective)
 
         self.program = build(config)
         super().__init__(config, self.program.ir, weight_map, self.program.variables, weight_source)
@@ -111,12 +117,13 @@ class LossSession(ModelSession):
             first_sample: index of the first sample.
 
         Yields:
-            A slice of the samples, and their statistics, float32 (n, preference pairs, 2).
+            A slice of the samples, and their statistics, float32 (n, sequences or pairs, ...), see
+            `Objective.loss_stats`.
         """
         for indices, batch in self._batches(samples, np.arange(first_sample, len(samples))):
             sums = self._run_batch(batch)[1]
             assert sums is not None, "the objective has no loss statistics"
-            by_sample = sums.reshape(self.config.training.global_batch_size, -1, 2)
+            by_sample = sums.reshape(self.config.training.global_batch_size, -1, *sums.shape[1:])
             yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
 
     def _batches(self, samples: Samples, order: np.ndarray) -> Iterator[tuple[np.ndarray, Batch]]:

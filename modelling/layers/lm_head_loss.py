@@ -25,7 +25,7 @@ class LMHeadLoss(Module):
     """The output layer (norm, dropout, logits) with a training objective.
 
     Attributes:
-        aux_outputs: names of the outputs of `build` after the loss.
+        objective: what it computes of the logits.
 
     Args:
         norm: the stack's final norm; None: it has none.
@@ -53,8 +53,6 @@ class LMHeadLoss(Module):
         super().__init__()
         config = self.config
         self.objective, self.expert_usage = make_objective(config), expert_usage
-        stats = [LOSS_STATS] if self.objective.returns_stats else []
-        self.aux_outputs = (*stats, *([] if expert_usage is None else [EXPERT_USAGE]))
         self.is_fp8 = config.fp8.enabled and config.fp8.head
         self.is_eval = config.model.eval
         self.norm, self.dropout, self.scale = norm, dropout, scale
@@ -65,6 +63,12 @@ class LMHeadLoss(Module):
             self.tokens = tokens
         with fp8_head_context(config):
             self.lm_head = LMHead(std, self.tied, bias, softcap, hf_linear)
+
+    @property
+    def aux_outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of `build` after the loss."""
+        stats = [LOSS_STATS] if self.objective.returns_stats else []
+        return (*stats, *([] if self.expert_usage is None else [EXPERT_USAGE]))
 
     def build(
         self,
@@ -111,7 +115,8 @@ class LMHeadLoss(Module):
 
         length_axis = 0 if self.layout.transposed else 1
         axes = [length_axis, *[None] * len(weights), *[1] * len(token_inputs)]
-        loop: ChunkLoop = ChunkLoop(stats_of_chunk, num_chunks, axes, len(floats), out_axis=None)
+        out_axis = 1 if self.objective.has_token_stats else None
+        loop: ChunkLoop = ChunkLoop(stats_of_chunk, num_chunks, axes, len(floats), out_axis)
         if self.objective.sums_token_losses and not self.is_eval:
             loop = LossChunkLoop(stats_of_chunk, num_chunks, axes, len(floats))
         call = self.call_module(loop, "sliced", autodiff="none" if self.is_eval else "auto")

@@ -10,6 +10,7 @@ from modelling.objectives.objective import LOSS_WEIGHT as LOSS_WEIGHT
 from modelling.objectives.objective import Objective as Objective
 from modelling.objectives.preference import PREFERENCE_LOSSES
 from modelling.objectives.preference import PreferenceObjective as PreferenceObjective
+from modelling.objectives.token_outputs import TokenLogps as TokenLogps
 
 OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
     "cross_entropy": CrossEntropy,

@@ -42,6 +42,7 @@ class Objective(ABC):
         metrics: of an evaluation, as functions of its metric sums.
         returns_stats: True if the statistics go to the host, for `metric_sums`.
         sums_token_losses: True if the statistics are a scalar, the loss.
+        has_token_stats: True if the statistics are values of each token, not sums over tokens.
     """
 
     token_inputs: Mapping[str, SpecOf]
@@ -49,6 +50,7 @@ class Objective(ABC):
     metrics: Metrics
     returns_stats: ClassVar[bool] = False
     sums_token_losses: ClassVar[bool] = False
+    has_token_stats: ClassVar[bool] = False
 
     def input_specs(self, labels: TensorSpec) -> dict[str, TensorSpec]:
         """Returns the specs of all loss inputs besides logits by name, `LOSS_WEIGHT` included.
@@ -69,6 +71,8 @@ class Objective(ABC):
         groups: ParallelGroups,
     ) -> Tensor:
         """Computes loss statistics of a chunk of tokens; they are summed over all chunks.
+
+        If `has_token_stats`, they are concatenated: (batch, length, ...).
 
         Args:
             logits: float32 (batch, length, local vocab size), see `LMHead.build`.

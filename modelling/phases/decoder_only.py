@@ -26,6 +26,7 @@ def build_decoder_only_phases(
     (`data.causal_lm.compute_segment_starts`); where expert usage is counted, `segment_ids`.
     """
     config, head = settings.config, adapters.attach_to_head(decoder.head())
+    head.objective = settings.objective or head.objective
     layers = adapters.build_layers(decoder.layer_names, decoder.layer_types, decoder.block)
     model, batch = config.model, config.execution.micro_batch_size
     input_ids = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)

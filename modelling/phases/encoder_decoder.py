@@ -76,6 +76,7 @@ def build_encoder_decoder_phases(
     """
     config, token_layer = settings.config, model.token_layer
     head = adapters.attach_to_head(model.head(), token_layer)
+    head.objective = settings.objective or head.objective
     packing, batch = (
         Packing.from_config(config, answers_per_example(config)),
         config.execution.micro_batch_size,

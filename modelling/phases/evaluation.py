@@ -10,6 +10,7 @@ import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.ir_building import build_ir
 from modelling.layers.lm_head_loss import LOSS_STATS
+from modelling.objectives import Objective
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs
@@ -35,16 +36,22 @@ class LossProgram:
 
 
 def build_loss_program(
-    config: RunConfig, build_phases: Callable[[PhaseSettings], PhasePlan], weight_map: WeightMap
+    config: RunConfig,
+    build_phases: Callable[[PhaseSettings], PhasePlan],
+    weight_map: WeightMap,
+    objective: Objective | None = None,
 ) -> LossProgram:
     """Build the loss program of a configuration, with `model.eval` set.
 
     Layers are loaded one after the other, as in training: a model that can be trained can be
     evaluated on the same devices.
+
+    Args:
+        objective: what the head computes; None: the objective of the configuration.
     """
     with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
-        phase_plan = build_phases(PhaseSettings(config, groups, weight_map))
+        phase_plan = build_phases(PhaseSettings(config, groups, weight_map, objective=objective))
         variables = {phase.name: phase.init_variables() for phase in phase_plan.phases}
         phase_plan.inputs.load_from_host()
         phase_plan.forward(StepInputs())

@@ -10,6 +10,7 @@ import popxl
 from config.model import QuantConfig
 from config.sections import RunConfig
 from modelling.layers.parallel import ParallelGroups
+from modelling.objectives import Objective
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.weight_map import format_missing_mapping
 from modelling.weights.weight_mapping import WeightsError, is_quantizable
@@ -33,6 +34,7 @@ class PhaseSettings:
             ones), where `execution.activations` is auto.
         per_pass: micro-batches per pass where `execution.micro_batches_per_pass` is auto; None:
             all.
+        objective: what the head computes in place of the config's objective; None: that.
     """
 
     config: RunConfig
@@ -40,6 +42,7 @@ class PhaseSettings:
     weight_map: WeightMap | None = None
     saved_fractions: Mapping[str, float] = field(default_factory=dict)
     per_pass: int | None = None
+    objective: Objective | None = None
 
     @property
     def num_micro_batches(self) -> int:

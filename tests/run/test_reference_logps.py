@@ -16,7 +16,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from safetensors.numpy import load_file
 
 import run_finetuning
 import run_validation
@@ -26,8 +25,10 @@ from data.pipeline import Pipeline
 from data.preference_samples import PreferenceSamples
 from data.samples import Samples
 from data.seq2seq import SEQ2SEQ
+from run.frozen_outputs import FrozenModel
+from run.frozen_outputs_file import read_complete_file
 from run.records.metrics_jsonl import read_metrics
-from run.reference_logps import ReferenceLogps
+from run.reference_logps import PAIR_LOGPS, ReferenceLogps
 from sessions.loss_evaluation import LossSession
 from tests import small_runs
 from tests.full_disk import full_disk
@@ -81,9 +82,14 @@ def run(base: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def files_in(folder: Path) -> dict[str, np.ndarray]:
-    """The log-probabilities in a run's folder, by the name of the file."""
-    there = sorted((folder / "reference").iterdir())
-    return {path.name: load_file(path)["logps"] for path in there}
+    """The log-probabilities of the 20 pairs in a run's folder, by the name of the file."""
+    found = {}
+    for path in sorted((folder / "reference").iterdir()):
+        file = read_complete_file(path, np.arange(21), PAIR_LOGPS, "the reference")
+        assert file is not None
+        with file:
+            found[path.name] = file.rows(range(20))["ref_logps"]
+    return found
 
 
 @pytest.fixture
@@ -187,7 +193,7 @@ def test_a_full_disk_ends_no_run_that_needs_a_reference(
     monkeypatch.setattr(ReferenceLogps, "add_to", on_full_disk)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
     said = capsys.readouterr().err
-    assert "File too large; the next start computes the reference again" in said
+    assert "File too large: a run that is broken off computes the reference again" in said
     check_equal(weights_of(tmp_path / "run"), weights_of(run))
 
 
@@ -203,9 +209,9 @@ def test_each_process_says_that_the_reference_is_not_finite(
 
     monkeypatch.setattr(LossSession, "loss_stats", infinite)
     # The draft is the first process's in any case.
-    monkeypatch.setattr("run.reference_logps.is_first_process", lambda: is_first or not begun)
+    monkeypatch.setattr("run.frozen_outputs.is_first_process", lambda: is_first or not begun)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 2
-    assert "a log-probability of the reference is not finite" in capsys.readouterr().err
+    assert "a value of the reference is not finite" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -220,7 +226,7 @@ def nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise AssertionError("the reference is computed again")
 
-    monkeypatch.setattr(ReferenceLogps, "_compute_logps", fails)
+    monkeypatch.setattr(FrozenModel, "_compute", fails)
 
 
 @pytest.mark.slow

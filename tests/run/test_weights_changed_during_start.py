@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import run.training_loop
 from checkpoints import CheckpointError, TensorFiles, load_checkpoint
 from checkpoints.safetensors_files import sha256_of_array
-from run.reference_logps import ReferenceLogps
+from run.frozen_outputs import FrozenModel
 from run.weight_checks import check_digests
 from tests import small_runs
 from tests.run.test_frozen_base import MODEL, NORMS, TRAINING, WEIGHTS
@@ -74,7 +74,7 @@ def test_a_reference_of_weights_that_are_rewritten(base, tmp_path, monkeypatch, 
     rows = tmp_path / "pairs.jsonl"
     rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 8)
     data = ("--data.train", str(rows), "--data.packing", "false", *DPO)
-    before(monkeypatch, ReferenceLogps, "_compute_logps", lambda: rewrite(base))
+    before(monkeypatch, FrozenModel, "_compute", lambda: rewrite(base))
     command = (*TRAINING, *data, "--load", str(base), "--steps", "2")
     assert small_runs.train(tmp_path / "run", *command) == 2
     assert "has changed while the run started" in capsys.readouterr().err

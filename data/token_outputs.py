@@ -1,0 +1,96 @@
+"""Samples with a frozen model's outputs for their loss tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from data.samples import IGNORE_INDEX, Samples, indices_of_epoch, sample_lengths
+from data.truncation import Truncation
+
+_BATCH = 64  # samples whose loss tokens are counted at a time
+
+
+class TokenRows(Protocol):
+    """Interface of a frozen model's outputs: a row for each loss token of each sample."""
+
+    def rows(self, samples: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Returns the rows of the samples at these indices, one after the other."""
+        ...
+
+
+@dataclass(frozen=True)
+class SamplesWithTokenOutputs:
+    """Samples with a frozen model's outputs for their loss tokens.
+
+    Attributes:
+        samples: the samples.
+        outputs: rows of their loss tokens; the dtype's fields are the names of a batch's arrays.
+    """
+
+    samples: Samples
+    outputs: TokenRows
+
+    @property
+    def truncation(self) -> Truncation:
+        """Counts of examples that were truncated or dropped."""
+        return self.samples.truncation
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 hash of the samples, without the outputs."""
+        return self.samples.digest
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each sample, int64 [n]."""
+        return sample_lengths(self.samples)
+
+    def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
+        """Indices of the samples of an epoch, int64 [n], before shuffling."""
+        return indices_of_epoch(self.samples, seed, epoch)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Batch of the samples at `indices`, in their order: arrays by name.
+
+        Arrays of the outputs are [sequences, length, ...], 0 where there is no label.
+        """
+        batch = self.samples.take(indices)
+        return batch | scatter_rows(self.outputs.rows(np.asarray(indices)), batch["labels"])
+
+
+def scatter_rows(rows: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Arrays [sequences, length, ...] of rows of loss tokens, by field of the rows' dtype."""
+    places, arrays = labels != IGNORE_INDEX, {}
+    for name in rows.dtype.names or ():
+        values = rows[name]
+        arrays[name] = np.zeros((*labels.shape, *values.shape[1:]), values.dtype)
+        arrays[name][places] = values
+    return arrays
+
+
+def loss_tokens_per_sample(samples: Samples) -> np.ndarray:
+    """Number of loss tokens of each sample, int64 [n]."""
+    counts = [np.zeros(0, np.int64)]
+    for start in range(0, len(samples), _BATCH):
+        indices = np.arange(start, min(start + _BATCH, len(samples)))
+        in_loss = samples.take(indices)["labels"] != IGNORE_INDEX
+        counts.append(np.count_nonzero(in_loss.reshape(len(indices), -1), axis=1))
+    return np.concatenate(counts)
+
+
+def select_loss_tokens(stats: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Select the values of loss tokens, [tokens, values], from those of all tokens.
+
+    Args:
+        stats: [n, sequences of a sample, length, values].
+        batch: the samples.
+    """
+    by_token = stats.reshape(*batch["labels"].shape, -1)
+    return by_token[batch["labels"] != IGNORE_INDEX]

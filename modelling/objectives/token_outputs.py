@@ -1,0 +1,63 @@
+"""Outputs of a frozen model for each token, in place of a loss."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import popxl
+from modelling.objectives.cross_entropy import CrossEntropy, token_losses
+from popxl import Tensor
+
+if TYPE_CHECKING:
+    from modelling.layers.activation_layout import ActivationLayout
+    from modelling.layers.parallel import ParallelGroups
+
+
+class TokenOutputs(CrossEntropy):
+    """Values of each token as loss statistics: float32 (batch, length, values); no loss.
+
+    Inputs are those of `CrossEntropy`.
+    """
+
+    returns_stats = True
+    sums_token_losses = False
+    has_token_stats = True
+
+    def loss_stats(
+        self,
+        logits: Tensor,
+        inputs: Mapping[str, Tensor],
+        layout: ActivationLayout,
+        groups: ParallelGroups,
+    ) -> Tensor:
+        labels = inputs["labels"]
+        batch, length = labels.shape
+        shape = (length, batch) if layout.transposed else (batch, length)
+        values = self.token_values(logits, labels, layout, groups)
+        return layout.transpose_if_sequence_first(values.reshape((*shape, -1)))
+
+    @abstractmethod
+    def token_values(
+        self, logits: Tensor, labels: Tensor, layout: ActivationLayout, groups: ParallelGroups
+    ) -> Tensor:
+        """Computes the values of each token: float32 (batch * length, values).
+
+        Args:
+            logits: float32 (batch, length, local vocab size).
+            labels: int32 (batch, length), batch-first.
+            layout: of the logits and of the result.
+        """
+
+    def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
+        return popxl.constant(0.0, popxl.float32)
+
+
+class TokenLogps(TokenOutputs):
+    """Log-probability of each label, 0 where it is `IGNORE_INDEX`: one value."""
+
+    def token_values(
+        self, logits: Tensor, labels: Tensor, layout: ActivationLayout, groups: ParallelGroups
+    ) -> Tensor:
+        return -token_losses(logits, labels, layout, groups, "none")
