@@ -25,6 +25,9 @@ class TokenOutputs(CrossEntropy):
     sums_token_losses = False
     has_token_stats = True
 
+    def __init__(self) -> None:
+        """Needs no configuration: nothing is smoothed."""
+
     def loss_stats(
         self,
         logits: Tensor,
