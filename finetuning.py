@@ -35,7 +35,7 @@ UNUSED = UnusedFields(
         "model.output_length",
         *("training.steps", "training.epochs", "training.max_skipped_steps"),
         *("training.optimizer.learning_rate", "training.reference_cache", "training.beta"),
-        *("training.gamma",),
+        *("training.gamma", "training.multi_label"),
     ),
     used=("data.examples_per_sample", "checkpoint.load"),
     reason="it measures steps of training on generated data, from random weights",
@@ -90,7 +90,8 @@ def measure_throughput(
     """
     if config.training.row_type:
         raise ConfigError(
-            "generated data have no preferences: give --training.objective cross_entropy"
+            f"generated data are texts alone, without what {config.training.objective} learns "
+            "from: give --training.objective cross_entropy"
         )
     family = get_family(config)
     start = time.perf_counter()

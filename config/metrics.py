@@ -38,6 +38,24 @@ def perplexity(metric_sums: MetricSums) -> float:
         return math.inf
 
 
+def macro_f1(metric_sums: MetricSums) -> float:
+    """Returns the mean F1 of the classes that occur, expected or predicted; NaN without any."""
+    counts = [value for name, value in metric_sums.items() if name.startswith("f1/") and value[1]]
+    return sum(2 * right / total for right, total in counts) / len(counts) if counts else math.nan
+
+
+def pearson(metric_sums: MetricSums) -> float:
+    """Returns Pearson's correlation of predictions and labels; NaN where one of them is constant.
+
+    From the sums of `modelling.objectives.pooled.error_sums`.
+    """
+    x, y, xx, yy, xy = (
+        compute_metric_mean(f"moment/{name}", metric_sums) for name in ("x", "y", "xx", "yy", "xy")
+    )
+    variance = (xx - x * x) * (yy - y * y)
+    return (xy - x * y) / math.sqrt(variance) if variance > 0 else math.nan
+
+
 Metrics = Mapping[str, Callable[[MetricSums], float]]
 """By name, the metric as a function of an evaluation's metric sums."""
 

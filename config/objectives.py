@@ -12,15 +12,22 @@ from config.metrics import (
     Metrics,
     MetricSums,
     compute_metric_mean,
+    macro_f1,
     mean_loss,
+    pearson,
     perplexity,
 )
 
-RowType = Literal["paired", "unpaired"]
+RowType = Literal["paired", "unpaired", "labeled"]
 """Rows of an objective that learns from more than texts.
 
-paired: a chosen and a rejected answer; unpaired: single answers, liked or not.
+paired: a chosen and a rejected answer; unpaired: single answers, liked or not; labeled: texts with
+a class or a number.
 """
+
+HeadType = Literal["lm", "classifier", "none"]
+"""Heads of a model: lm: logits of the next token; classifier: scores of sequences; none: the
+vectors of sequences are the output."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class ObjectiveSpec:
         higher_is_better: names of the metrics of which more is better.
         settings: fields of `Training` that it reads and some other objective does not.
         default_beta: `training.beta` where it is null.
+        head: head of the model.
     """
 
     metrics: Metrics
@@ -40,6 +48,7 @@ class ObjectiveSpec:
     higher_is_better: Set[str] = frozenset()
     settings: Set[str] = frozenset()
     default_beta: float = 0.0
+    head: HeadType = "lm"
 
 
 def _mean_reward_margin(metric_sums: MetricSums) -> float:
@@ -86,6 +95,23 @@ OBJECTIVES: Mapping[str, ObjectiveSpec] = {
     "orpo": _preference(),
     "cpo": _preference(_SMOOTHING),
     "kto": _preference(_REFERENCE, metrics=_KTO_METRICS, row_type="unpaired"),
+    "classification": ObjectiveSpec(
+        {
+            "loss": mean_loss,
+            "accuracy": partial(compute_metric_mean, "accuracy"),
+            "macro_f1": macro_f1,
+        },
+        "labeled",
+        {"accuracy", "macro_f1"},
+        {"multi_label"},
+        head="classifier",
+    ),
+    "regression": ObjectiveSpec(
+        {"loss": mean_loss, "mae": partial(compute_metric_mean, "mae"), "pearson": pearson},
+        "labeled",
+        {"pearson"},
+        head="classifier",
+    ),
 }
 
 METRICS: Mapping[str, bool] = {

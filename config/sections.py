@@ -134,6 +134,14 @@ class RunConfig(ConfigSection):
         return slots if more is None else (*slots, more)
 
     @property
+    def num_labels(self) -> int:
+        """Number of scores that a classifier gives a sequence."""
+        labels = self.data.class_labels
+        if self.training.objective != "classification":
+            return 1
+        return 2 if labels is None else len(labels.split(","))
+
+    @property
     def ties_lm_head(self) -> bool:
         """True if the LM head shares the embedding's weight."""
         return bool(self.model.tie_word_embeddings)

@@ -394,7 +394,6 @@ class CausalLM(SampleFormat):
             "input_ids": batch["input_ids"],
             "segment_starts": compute_segment_starts(segment_ids),
             SEGMENT_IDS: segment_ids,
-            "labels": batch["labels"],
             **select_objective_inputs(batch),
         }
 

@@ -18,12 +18,20 @@ IGNORE_INDEX = -100
 """Label of positions outside the loss, as in Hugging Face."""
 
 
-OBJECTIVE_INPUTS = ("num_loss_tokens", "kto_labels", "ref_logps")
-"""Arrays of a batch that objectives read besides labels."""
+OBJECTIVE_INPUTS = (
+    "labels",
+    "num_loss_tokens",
+    "kto_labels",
+    "ref_logps",
+    "pooled_ids",
+    "sequence_labels",
+    "is_labeled",
+)
+"""Arrays of a batch that objectives read."""
 
 
 def select_objective_inputs(batch: Batch) -> dict[str, np.ndarray]:
-    """Arrays of a batch, by name, that objectives read besides labels."""
+    """Arrays of a batch, by name, that objectives read."""
     return {name: batch[name] for name in OBJECTIVE_INPUTS if name in batch}
 
 

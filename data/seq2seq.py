@@ -182,6 +182,15 @@ class Seq2Seq(SampleFormat):
     sample_tokenizer: str = "t5_tokenizer"
     output_field: str = "decoder_sequence_length"
 
+    def output_length(self, config: RunConfig) -> int:
+        """Configured tokens of an answer; where the decoder reads the text too, those of the text.
+
+        The decoder of a classifier does.
+        """
+        if config.training.head == "lm":
+            return super().output_length(config)
+        return config.model.sequence_length
+
     def tokenize(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> Iterator[TokenizedText]:
@@ -334,7 +343,6 @@ class Seq2Seq(SampleFormat):
             "input_ids": batch["input_ids"],
             "mask": get_segment_ids(batch),
             "decoder_input_ids": batch["decoder_input_ids"],
-            "labels": batch["labels"],
             **select_objective_inputs(batch),
         }
 
@@ -353,7 +361,8 @@ class Seq2Seq(SampleFormat):
 
     def count_non_padding_tokens(self, batch: Batch) -> int:
         """Count the tokens of a batch's prompts and targets, end tokens included."""
-        return int(np.count_nonzero(get_segment_ids(batch))) + count_loss_tokens(batch)
+        tokens = int(np.count_nonzero(get_segment_ids(batch)))
+        return tokens + (count_loss_tokens(batch) if "labels" in batch else 0)
 
 
 SEQ2SEQ = Seq2Seq()

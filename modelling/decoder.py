@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.sections import RunConfig
-from modelling.layers import Embeddings, ExpertGroup, ExpertUsage, LMHeadLoss, Module
+from modelling.layers import Embeddings, ExpertGroup, ExpertUsage, HeadLoss, Module
 from modelling.layers.module import collect_file_names, collect_mappings
 from modelling.layers.run_config import use_run_config
 from modelling.weights import EXPERT_GROUP, WeightMap, WeightMapping
@@ -40,7 +40,7 @@ class DecoderSpec:
     embeddings: Callable[[], Embeddings]
     layer_types: Sequence[Any]
     block: Callable[[Any], Module]
-    head: Callable[[], LMHeadLoss]
+    head: Callable[[], HeadLoss]
     hf_layers: str
     experts: Callable[[], ExpertGroup] | None = None
     expert_usage: ExpertUsage | None = None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.decoder import EMBEDDINGS, HEAD
-from modelling.layers import Embeddings, LMHeadLoss, Module, PositionBias
+from modelling.layers import Embeddings, HeadLoss, Module, PositionBias, as_lm_head
 from modelling.layers.module import collect_file_names, collect_mappings
 from modelling.layers.run_config import use_run_config
 from modelling.weights import WeightMap, WeightMapping
@@ -89,7 +89,7 @@ class EncoderDecoderSpec:
     embeddings: Callable[[], Embeddings]
     encoder: BlockStack
     decoder: BlockStack
-    head: Callable[[], LMHeadLoss]
+    head: Callable[[], HeadLoss]
     hf_embedding_names: Sequence[str]
     encoder_head: Callable[[], Module] | None = None
     decoder_embeddings: Callable[[], Embeddings] | None = None
@@ -139,7 +139,7 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
         add_layer(HEAD, spec.head)
         head, names = spec.head(), collect_file_names(spec.embeddings(), "")
     (embedding,) = (m.weights[0].name for m in layers[spec.token_layer] if m.path == EMBEDDING)
-    head_names = [f"{head.lm_head.hf_linear}.weight"] if head.tied else []
+    head_names = [f"{as_lm_head(head).lm_head.hf_linear}.weight"] if head.tied else []
     aliases = dict.fromkeys([*spec.hf_embedding_names, *head_names], embedding)
     mappings = [mapping for layer in layers.values() for mapping in layer]
     buffers = {m.weights[0].name: m.weights[0] for m in mappings if m.is_buffer}

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from config.training.common import LearningRate as LearningRate
 from config.training.common import Optimizer as Optimizer
+from config.training.labels import LabelTraining
 from config.training.preference import PreferenceTraining
 
 
 @dataclass(frozen=True)
-class Training(PreferenceTraining):
+class Training(PreferenceTraining, LabelTraining):
     """Settings that affect the result of training, unlike those of `Execution`."""

@@ -8,7 +8,7 @@ from typing import Literal
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.lr_schedules import LRScheduleName
-from config.objectives import OBJECTIVES, ObjectiveName, RowType
+from config.objectives import OBJECTIVES, HeadType, ObjectiveName, RowType
 from config.optimizer_state import OPTIMIZERS, RESIDUAL_SLOTS, Adafactor, OptimizerSpec, StateSlot
 from config.values import (
     Fraction,
@@ -151,7 +151,8 @@ class CommonTraining(ConfigSection):
 
     objective: ObjectiveName = "cross_entropy"
     """Loss: cross_entropy, of the next token; or of preferences, dpo, ipo, hinge, simpo, orpo, cpo
-    or kto. simpo, orpo and cpo need no reference; kto learns single answers."""
+    or kto. simpo, orpo and cpo need no reference; kto learns single answers. classification and
+    regression: of the labels of whole texts, by a head of their own."""
 
     label_smoothing: Fraction = 0.0
     """cross_entropy: share of each label's probability that is spread over the vocabulary, in
@@ -183,6 +184,11 @@ class CommonTraining(ConfigSection):
     def row_type(self) -> RowType | None:
         """Type of the rows that the objective learns from; None: texts."""
         return OBJECTIVES[self.objective].row_type
+
+    @property
+    def head(self) -> HeadType:
+        """Head of the model that the objective trains."""
+        return OBJECTIVES[self.objective].head
 
     @property
     def has_frozen_weights(self) -> bool:

@@ -22,7 +22,7 @@ from modelling.generation.generator import (
 )
 from modelling.generation.prompts import last_tokens, pad_left, repeat_interleave
 from modelling.generation.search import SpecialTokenIds
-from modelling.layers import Embeddings, LayerAdapters, LMHeadLoss
+from modelling.layers import Embeddings, LayerAdapters, LMHeadLoss, as_lm_head
 from popxl import Tensor, TensorSpec
 
 EMBEDDINGS, LAYER = "embeddings", "layer"
@@ -93,7 +93,7 @@ class DecoderOnlyGenerator:
         )
 
     def make_head(self) -> LMHeadLoss:
-        return self._adapters.attach_to_head(self._decoder.head())
+        return self._adapters.attach_to_head(as_lm_head(self._decoder.head()))
 
     def _make_embeddings(self) -> Embeddings:
         return self._adapters.attach_to_embeddings(self._decoder.embeddings())

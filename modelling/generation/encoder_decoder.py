@@ -37,6 +37,7 @@ from modelling.layers import (
     LMHeadLoss,
     Module,
     RopeTables,
+    as_lm_head,
     gather_rope_tables,
 )
 from modelling.layers.encoder_decoder import (
@@ -265,7 +266,9 @@ class EncoderDecoderGenerator:
         )
 
     def make_head(self) -> LMHeadLoss:
-        return self._adapters.attach_to_head(self._model.head(), self._model.token_layer)
+        return self._adapters.attach_to_head(
+            as_lm_head(self._model.head()), self._model.token_layer
+        )
 
     def _make_blocks(self, stack_name: str) -> LayerModules:
         """Create a stack's blocks; a position bias is no variable of theirs but an input."""

@@ -22,11 +22,11 @@ from modelling.layers import (
     FusedLinear,
     LayerNorm,
     Linear,
-    LMHeadLoss,
     Module,
     MultiHeadAttention,
     RopeTables,
     VocabularyEmbedding,
+    make_output_layer,
 )
 from modelling.model_family import decoder_family
 from popxl import Tensor, ops
@@ -108,7 +108,7 @@ def decoder_spec(config: GPTJConfig) -> DecoderSpec:
         embeddings=lambda: Embeddings(VocabularyEmbedding(std, "transformer.wte")),
         layer_types=["full_attention"] * c.layers,
         block=lambda layer_type: GPTJBlock(c),
-        head=lambda: LMHeadLoss(
+        head=lambda: make_output_layer(
             LayerNorm(c.hidden_size, c.layer_norm_epsilon), "transformer.ln_f", std, bias="trained"
         ),
         hf_layers="transformer.h",

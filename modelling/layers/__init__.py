@@ -28,12 +28,13 @@ from modelling.layers.experts import ExpertUsage as ExpertUsage
 from modelling.layers.experts import ExpertWeightNames as ExpertWeightNames
 from modelling.layers.experts import MoE as MoE
 from modelling.layers.experts import Router as Router
+from modelling.layers.head_loss import EXPERT_USAGE as EXPERT_USAGE
+from modelling.layers.head_loss import LOSS_STATS as LOSS_STATS
+from modelling.layers.head_loss import HeadLoss as HeadLoss
 from modelling.layers.layer_modules import LayerModules as LayerModules
 from modelling.layers.linear import FusedLinear as FusedLinear
 from modelling.layers.linear import Linear as Linear
 from modelling.layers.lm_head import LMHead as LMHead
-from modelling.layers.lm_head_loss import EXPERT_USAGE as EXPERT_USAGE
-from modelling.layers.lm_head_loss import LOSS_STATS as LOSS_STATS
 from modelling.layers.lm_head_loss import LMHeadLoss as LMHeadLoss
 from modelling.layers.lora import LayerAdapters as LayerAdapters
 from modelling.layers.lora import seed_adapters as seed_adapters
@@ -48,6 +49,10 @@ from modelling.layers.multi_head_attention import MultiHeadAttention as MultiHea
 from modelling.layers.norm import LayerNorm as LayerNorm
 from modelling.layers.norm import RMSNorm as RMSNorm
 from modelling.layers.norm import ShardedRMSNorm as ShardedRMSNorm
+from modelling.layers.output_layer import PooledHeadLoss as PooledHeadLoss
+from modelling.layers.output_layer import WholeLinear as WholeLinear
+from modelling.layers.output_layer import as_lm_head as as_lm_head
+from modelling.layers.output_layer import make_output_layer as make_output_layer
 from modelling.layers.parallel import ParallelGroups as ParallelGroups
 from modelling.layers.residual import add_residual as add_residual
 from modelling.layers.rotary import RopeTables as RopeTables

@@ -1,40 +1,31 @@
-"""The output layer of a model: final norm, dropout, logits and loss."""
+"""The output layer of a language model: final norm, dropout, logits and loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from modelling.fp8 import fp8_head_context
 from modelling.layers.chunk_loop import ChunkLoop, LossChunkLoop
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.experts import ExpertUsage
+from modelling.layers.head_loss import HeadLoss
 from modelling.layers.lm_head import Bias, LMHead
 from modelling.layers.module import Module
-from modelling.objectives import LOSS_WEIGHT, make_objective
 from popxl import Tensor
 
 MAX_LOGIT_BYTES = 2**32
 """Limit on the logits that a replica computes at a time."""
 
-LOSS_STATS, EXPERT_USAGE = "loss_stats", "expert_usage"
-"""Outputs besides the loss: the statistics that it is a function of, and the usage of experts."""
 
-
-class LMHeadLoss(Module):
-    """The output layer (norm, dropout, logits) with a training objective.
-
-    Attributes:
-        objective: what it computes of the logits.
+class LMHeadLoss(HeadLoss):
+    """The output layer of a language model, with an objective of the logits of all tokens.
 
     Args:
-        norm: the stack's final norm; None: it has none.
-        norm_name: Hugging Face's path of the norm.
+        norm, norm_name, dropout, expert_usage: see `HeadLoss`.
         std, bias, softcap, hf_linear: see `LMHead`.
         tokens: the embedding, if the head is tied to it.
-        dropout: of the norm's output.
         scale: factor on the logits.
-        expert_usage: how the usage of experts is counted and balanced; None: it is not counted.
     """
 
     def __init__(
@@ -50,62 +41,21 @@ class LMHeadLoss(Module):
         expert_usage: ExpertUsage | None = None,
         hf_linear: str = "lm_head",
     ) -> None:
-        super().__init__()
-        config = self.config
-        self.objective, self.expert_usage = make_objective(config), expert_usage
-        self.is_fp8 = config.fp8.enabled and config.fp8.head
-        self.is_eval = config.model.eval
-        self.norm, self.dropout, self.scale = norm, dropout, scale
-        if norm is not None:
-            norm.hf_name = norm_name
+        super().__init__(norm, norm_name, dropout, expert_usage)
+        self.is_fp8 = self.config.fp8.enabled and self.config.fp8.head
+        self.is_eval, self.scale = self.config.model.eval, scale
         self.tied = tokens is not None
         if tokens is not None:
             self.tokens = tokens
-        with fp8_head_context(config):
+        with fp8_head_context(self.config):
             self.lm_head = LMHead(std, self.tied, bias, softcap, hf_linear)
 
-    @property
-    def aux_outputs(self) -> tuple[str, ...]:
-        """Names of the outputs of `build` after the loss."""
-        stats = [LOSS_STATS] if self.objective.returns_stats else []
-        return (*stats, *([] if self.expert_usage is None else [EXPERT_USAGE]))
-
-    def build(
-        self,
-        x: Tensor,
-        expert_usage: Tensor | None = None,
-        seed: Tensor | None = None,
-        **inputs: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Returns the weighted loss of a micro-batch and the outputs that `aux_outputs` names.
-
-        Args:
-            x: the last layer's output, (batch, length, hidden).
-            expert_usage: float32 (2, experts), summed over layers, see `ExpertUsage`.
-            inputs: `Objective.input_specs` by name.
-            seed: uint32 (2,) for dropout, equal on the replicas of a tensor-parallel group.
-
-        Returns:
-            The loss, float32 scalar, see `Objective.loss` and `LOSS_WEIGHT`; the objective's
-            statistics, if it returns them; the usage of experts, if it is counted.
-        """
-        objective = self.objective
-        token_inputs = [inputs[name] for name in objective.token_inputs]
-        stats = self._loss_stats(self.features(x, seed), token_inputs)
-        sequence_inputs = {name: inputs[name] for name in objective.sequence_inputs}
-        loss = objective.loss(stats, sequence_inputs, self.groups) * inputs[LOSS_WEIGHT]
-        aux_outputs = [stats] if objective.returns_stats else []
-        if self.expert_usage is not None and expert_usage is not None:
-            loss = self.expert_usage.add_load_balancing_loss(loss, expert_usage)
-            aux_outputs = [*aux_outputs, expert_usage]
-        return loss, *aux_outputs
-
-    def _loss_stats(self, features: Tensor, token_inputs: Sequence[Tensor]) -> Tensor:
+    def loss_stats(self, features: Tensor, token_inputs: Mapping[str, Tensor]) -> Tensor:
         """Computes the objective's statistics, in chunks of tokens if the logits are large."""
-        num_chunks = self._num_chunks(features)
+        num_chunks, by_token = self._num_chunks(features), [*token_inputs.values()]
         if num_chunks == 1:
             logits = self.lm_head(features, self._embedding_weights())
-            return self._stats_of_logits(logits, token_inputs)
+            return self._stats_of_logits(logits, by_token)
         weights = self.lm_head.head_weights(self._embedding_weights())
         floats = [self.groups.copy_to_tp(features), *weights]
 
@@ -114,13 +64,13 @@ class LMHeadLoss(Module):
             return self._stats_of_logits(logits, inputs[len(floats) :])
 
         length_axis = 0 if self.layout.transposed else 1
-        axes = [length_axis, *[None] * len(weights), *[1] * len(token_inputs)]
+        axes = [length_axis, *[None] * len(weights), *[1] * len(by_token)]
         out_axis = 1 if self.objective.has_token_stats else None
         loop: ChunkLoop = ChunkLoop(stats_of_chunk, num_chunks, axes, len(floats), out_axis)
         if self.objective.sums_token_losses and not self.is_eval:
             loop = LossChunkLoop(stats_of_chunk, num_chunks, axes, len(floats))
         call = self.call_module(loop, "sliced", autodiff="none" if self.is_eval else "auto")
-        return call([*floats, *token_inputs])[0]
+        return call([*floats, *by_token])[0]
 
     def _stats_of_logits(self, logits: Tensor, token_inputs: Sequence[Tensor]) -> Tensor:
         by_name = dict(zip(self.objective.token_inputs, token_inputs, strict=True))
@@ -141,8 +91,8 @@ class LMHeadLoss(Module):
         return self.tokens.embedding_weights() if self.tied else None
 
     def features(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        """Applies final norm and dropout: (batch, length, hidden) -> the same shape."""
-        x = self.dropout(x if self.norm is None else self.norm(x), seed)
+        """Applies final norm, dropout and scale: (batch, length, hidden) -> the same shape."""
+        x = super().features(x, seed)
         # The features are scaled, not the logits: they are fewer.
         return x if self.scale == 1 else x * self.scale
 

@@ -29,8 +29,8 @@ from modelling.layers import (
     ExpertUsage,
     ExpertWeightNames,
     FusedLinear,
+    HeadLoss,
     Linear,
-    LMHeadLoss,
     Module,
     MoE,
     MultiHeadAttention,
@@ -40,6 +40,7 @@ from modelling.layers import (
     VocabularyEmbedding,
     cast_if_needed,
     get_activation,
+    make_output_layer,
     parameter,
 )
 from modelling.llama.config_json import from_config_json, normalize_config_json, to_config_json
@@ -269,12 +270,12 @@ def decoder_spec(config: LlamaConfig) -> DecoderSpec:
     def make_embedding(is_shared: bool = False) -> VocabularyEmbedding:
         return VocabularyEmbedding(std, "model.embed_tokens", is_shared)
 
-    def make_head() -> LMHeadLoss:
-        return LMHeadLoss(
+    def make_head() -> HeadLoss:
+        return make_output_layer(
             make_norm(c),
             "model.norm",
             std,
-            make_embedding(is_shared=True) if c.tie_word_embeddings else None,
+            tokens=make_embedding(is_shared=True) if c.tie_word_embeddings else None,
             scale=1 / c.logits_scaling,
             softcap=c.final_logit_softcapping,
             expert_usage=expert_usage,

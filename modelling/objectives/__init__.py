@@ -8,6 +8,7 @@ from config.sections import RunConfig
 from modelling.objectives.cross_entropy import CrossEntropy as CrossEntropy
 from modelling.objectives.objective import LOSS_WEIGHT as LOSS_WEIGHT
 from modelling.objectives.objective import Objective as Objective
+from modelling.objectives.pooled import LabelObjective
 from modelling.objectives.preference import PREFERENCE_LOSSES
 from modelling.objectives.preference import PreferenceObjective as PreferenceObjective
 from modelling.objectives.token_outputs import TokenLogps as TokenLogps
@@ -15,6 +16,7 @@ from modelling.objectives.token_outputs import TokenLogps as TokenLogps
 OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
     "cross_entropy": CrossEntropy,
     **dict.fromkeys(PREFERENCE_LOSSES, PreferenceObjective),
+    **dict.fromkeys(("classification", "regression"), LabelObjective),
 }
 
 

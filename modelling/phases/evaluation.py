@@ -9,7 +9,7 @@ import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.ir_building import build_ir
-from modelling.layers.lm_head_loss import LOSS_STATS
+from modelling.layers.head_loss import LOSS_STATS
 from modelling.objectives import Objective
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings

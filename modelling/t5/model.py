@@ -19,18 +19,22 @@ from modelling.layers import (
     EncoderFinalNorm,
     FusedLinear,
     Linear,
-    LMHeadLoss,
     Module,
     MultiHeadAttention,
     RMSNorm,
     StackContext,
     VocabularyEmbedding,
+    WholeLinear,
     get_activation,
+    make_output_layer,
 )
 from modelling.model_family import encoder_decoder_family
 from modelling.t5.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.t5.relative_position import RelativePositionBias
-from popxl import Tensor
+from popxl import Tensor, ops
+
+CLASSIFIER_PREFIX = "transformer."
+"""Path of the model in T5ForSequenceClassification."""
 
 
 # ---- attention and feed-forward -----------------------------------------------------------------
@@ -177,30 +181,49 @@ class T5DecoderBlock(Module):
         return x
 
 
+# ---- the head of a classifier -------------------------------------------------------------------
+class T5ClassificationHead(Module):
+    """Head of T5ForSequenceClassification: out_proj(tanh(dense x)), equal on all replicas."""
+
+    def __init__(self, c: T5Model) -> None:
+        super().__init__("classification_head")
+        hidden, std = c.hidden_size, c.hidden_size**-0.5
+        self.dense = WholeLinear(hidden, hidden, std)
+        self.out_proj = WholeLinear(hidden, self.config.num_labels, std)
+
+    def build(self, x: Tensor) -> Tensor:
+        """Scores sequences: float32 (sequences, hidden) -> float32 (sequences, labels)."""
+        y: Tensor = self.out_proj(ops.tanh(self.dense(x)))
+        return y
+
+
 # ---- the model ----------------------------------------------------------------------------------
 def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
     """Returns the model specification of a T5 configuration."""
-    c = config.model
+    c, hf = config.model, CLASSIFIER_PREFIX if config.training.head == "classifier" else ""
     return EncoderDecoderSpec(
-        embeddings=lambda: Embeddings(VocabularyEmbedding(1.0, "shared")),
-        encoder=BlockStack(c.layers, lambda is_first: T5EncoderBlock(c, is_first), "encoder.block"),
+        embeddings=lambda: Embeddings(VocabularyEmbedding(1.0, f"{hf}shared")),
+        encoder=BlockStack(
+            c.layers, lambda is_first: T5EncoderBlock(c, is_first), f"{hf}encoder.block"
+        ),
         encoder_head=lambda: EncoderFinalNorm(
             RMSNorm(c.hidden_size, c.layer_norm_epsilon),
-            "encoder.final_layer_norm",
+            f"{hf}encoder.final_layer_norm",
             Dropout.from_model_config(c),
         ),
         decoder=BlockStack(
-            c.num_decoder_layers, lambda is_first: T5DecoderBlock(c, is_first), "decoder.block"
+            c.num_decoder_layers, lambda is_first: T5DecoderBlock(c, is_first), f"{hf}decoder.block"
         ),
-        head=lambda: LMHeadLoss(
+        head=lambda: make_output_layer(
             RMSNorm(c.hidden_size, c.layer_norm_epsilon),
-            "decoder.final_layer_norm",
+            f"{hf}decoder.final_layer_norm",
             1.0,
-            VocabularyEmbedding(1.0, "shared", is_shared=True) if c.embedding.tied else None,
-            Dropout.from_model_config(c),
+            tokens=VocabularyEmbedding(1.0, "shared", is_shared=True) if c.embedding.tied else None,
+            dropout=Dropout.from_model_config(c),
+            classifier=lambda: T5ClassificationHead(c),
             scale=c.hidden_size**-0.5 if c.scale_decoder_outputs else 1.0,
         ),
-        hf_embedding_names=[f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],
+        hf_embedding_names=[f"{hf}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],
     )
 
 

@@ -22,6 +22,9 @@ EMBEDDING = "tokens.weight"
 HEAD = "lm_head.weight"
 """Path of the variable of a head that is not tied to the embedding."""
 
+CLASSIFIER = "classifier."
+"""Beginning of the paths of a classification head's variables."""
+
 
 class WeightsError(UserError, ValueError):
     """Error: weights or state do not fit the configured model or program."""
@@ -242,10 +245,11 @@ class WeightMapping:
 
 
 def is_linear(mapping: WeightMapping) -> bool:
-    """True for the weight of a linear layer inside a block; false for the head."""
+    """True for the weight of a linear layer inside a block; false for a head."""
     return (
         mapping.transpose
         and mapping.path != HEAD
+        and not mapping.path.startswith(CLASSIFIER)
         and not mapping.is_adapter
         and not mapping.expert_matrices
     )

@@ -1,0 +1,16 @@
+"""Training settings of objectives of labeled sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from config.training.common import CommonTraining
+
+
+@dataclass(frozen=True)
+class LabelTraining(CommonTraining):
+    """Training settings of objectives of labeled sequences."""
+
+    multi_label: bool | None = None
+    """classification: a text can have several classes, or none, each with a probability of its own.
+    null: true where the labels of the data are lists."""
