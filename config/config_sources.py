@@ -247,7 +247,7 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
     """
     config, messages, off = settings.config, list[str](), dict[str, float]()
     values = flatten_by_path(config.to_dict())
-    trains = config.training.row_type is not None and not config.model.eval
+    trains = config.training.learns_preferences and not config.model.eval
     for name in DROPOUTS if trains else ():
         value = values.get(name)
         if not value:

@@ -18,11 +18,11 @@ from config.metrics import (
     perplexity,
 )
 
-RowType = Literal["paired", "unpaired", "labeled"]
+RowType = Literal["paired", "unpaired", "labeled", "scored"]
 """Rows of an objective that learns from more than texts.
 
 paired: a chosen and a rejected answer; unpaired: single answers, liked or not; labeled: texts with
-a class or a number.
+classes; scored: texts with a number.
 """
 
 HeadType = Literal["lm", "classifier", "none"]
@@ -108,7 +108,7 @@ OBJECTIVES: Mapping[str, ObjectiveSpec] = {
     ),
     "regression": ObjectiveSpec(
         {"loss": mean_loss, "mae": partial(compute_metric_mean, "mae"), "pearson": pearson},
-        "labeled",
+        "scored",
         {"pearson"},
         head="classifier",
     ),

@@ -279,8 +279,8 @@ class RunConfig(ConfigSection):
     def _check_trained_weights(self) -> None:
         if self.training.row_type and isinstance(self.data, CausalLMData) and self.data.packing:
             raise ContradictionError(
-                f"data.packing joins texts, but {self.training.objective} compares whole ones: set "
-                "data.packing false",
+                f"data.packing joins texts, but {self.training.objective} learns from whole ones: "
+                "set data.packing false",
                 {"data.packing": False},
                 "training.objective",
             )

@@ -35,6 +35,7 @@ from data.samples import (
     select_objective_inputs,
 )
 from data.task import task_from_config
+from data.token_sequences import TokenSequences
 from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import (
     NO_TRUNCATION,
@@ -274,6 +275,30 @@ class CausalLM(SampleFormat):
             stream, length, tokenizer.pad_token_id, max_sequences_per_sample(config), num_fixed
         )
 
+    def encode_texts(
+        self, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> Iterator[np.ndarray]:
+        for ids in tokenizer.encode(example.prompt for example in examples):
+            yield ids if len(ids) else np.asarray([tokenizer.eos_token_id], np.int32)
+
+    def make_sequence_samples(
+        self,
+        config: RunConfig,
+        sequences: Sequence[np.ndarray],
+        slots: np.ndarray,
+        tokenizer: Tokenizer,
+        truncation: Truncation,
+    ) -> TokenSequences:
+        return TokenSequences(
+            sequences,
+            slots,
+            config.model.sequence_length,
+            tokenizer.eos_token_id,
+            tokenizer.pad_token_id,
+            "last_non_pad",
+            truncation,
+        )
+
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
@@ -399,9 +424,10 @@ class CausalLM(SampleFormat):
 
     def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
         sequences = list[list[TokenInLoss]]()
-        segment_ids = get_segment_ids(batch)
+        segment_ids, ids = get_segment_ids(batch), batch["input_ids"]
+        no_labels = np.full_like(ids, IGNORE_INDEX)
         for input_ids, labels, row_segments in zip(
-            batch["input_ids"], batch["labels"], segment_ids, strict=True
+            ids, batch.get("labels", no_labels), segment_ids, strict=True
         ):
             for number in range(1, int(row_segments.max(initial=0)) + 1):
                 tokens_read, next_labels = (

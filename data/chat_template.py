@@ -140,6 +140,17 @@ class ChatTemplate:
             self.warnings.refused.append(f"{location}: {error}")
             return None
 
+    def text_or_none(self, location: FileLocation, conversation: Conversation) -> str | None:
+        """Render a whole conversation; None with a warning if it cannot be rendered."""
+        try:
+            messages = self._renderable_messages(conversation)
+            text = self._render_text(conversation, messages, False)
+        except ConversationError as error:
+            self.warnings.refused.append(f"{location}: {error}")
+            return None
+        self._warn_of_dropped_content(conversation, text, location)
+        return text
+
     def make_example(
         self, conversation: Conversation, location: FileLocation | None = None
     ) -> Example:

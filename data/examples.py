@@ -57,6 +57,7 @@ class Example(NamedTuple):
         doc_chunk: position of the target in its document, which has no prompt.
         desirable: KTO label; None without one.
         languages: of a translation.
+        label: names of the text's classes, or its number; None without one.
     """
 
     prompt: str
@@ -65,6 +66,7 @@ class Example(NamedTuple):
     doc_chunk: DocumentChunk | None = None
     desirable: bool | None = None
     languages: Languages = NO_LANGUAGES
+    label: tuple[str, ...] | float | None = None
 
     def text_spans(self) -> tuple[TextSpan, ...]:
         """Text spans of prompt and target, for a decoder-only model.

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from config.task import SegmentsData, Seq2SeqData
 from data.packing import EMPTY_SLOT
 from data.samples import Samples, hash_arrays, sample_lengths
+from data.token_sequences import pack_rows, truncate_sequences
 from data.truncation import Truncation
+
+if TYPE_CHECKING:
+    from config.sections import RunConfig
+    from data.examples import Example, TokenizedText
+    from data.sample_format import SampleFormat
+    from data.tokenizer import Tokenizer
 
 LABELS, IS_LABELED = "sequence_labels", "is_labeled"
 
@@ -58,3 +67,40 @@ class LabeledSamples:
         is_used = (rows != EMPTY_SLOT)[:, None].astype(np.float32)
         labels = self.labels[rows] * is_used
         return self.samples.take(positions) | {LABELS: labels, IS_LABELED: is_used}
+
+
+def make_labeled_samples(
+    sample_format: SampleFormat,
+    config: RunConfig,
+    examples: Sequence[Example],
+    tokenized: Sequence[TokenizedText],
+    tokenizer: Tokenizer,
+) -> LabeledSamples:
+    """Convert tokenized texts with their labels to samples of fixed length.
+
+    Texts that are too long lose their end, conversations their beginning.
+    """
+    length = config.model.sequence_length
+    is_chat = config.data.format == "conversational"
+    num_end_tokens = len(tokenizer.affix_ids[1])
+    sequences, truncation = truncate_sequences(
+        [text.ids for text in tokenized], length, num_end_tokens, keep_end=is_chat
+    )
+    assert isinstance(config.data, SegmentsData | Seq2SeqData)
+    rows, slots = pack_rows(sequences, 1, length, config.data.examples_per_sample)
+    samples = sample_format.make_sequence_samples(config, sequences, slots, tokenizer, truncation)
+    return LabeledSamples(samples, rows, label_matrix(config, examples))
+
+
+def label_matrix(config: RunConfig, examples: Sequence[Example]) -> np.ndarray:
+    """Returns the labels of examples as numbers, float32 [n, classes]; see the module."""
+    labels = np.zeros((len(examples), config.num_labels), np.float32)
+    if config.training.row_type == "scored":
+        labels[:, 0] = [example.label for example in examples]
+        return labels
+    names = (config.data.class_labels or "").split(",")
+    number = {name.strip(): index for index, name in enumerate(names)}
+    for row, example in zip(labels, examples, strict=True):
+        assert isinstance(example.label, tuple)
+        row[[number[name] for name in example.label]] = 1
+    return labels

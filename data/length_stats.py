@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from data.examples import Corpus
+from data.labeled_rows import LABELED
 from data.pipeline import Pipeline
 from data.preference_samples import PreferencePair
 from data.task import Split
@@ -70,6 +71,8 @@ def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int,
         data.task.row_type,
         data.sample_format.count_example_tokens,
     )
+    if row_type in LABELED:  # an answer is as short as can be
+        return [(len(text.ids), 1) for text in tokens]
     if row_type is None:
         return [length(tokens_of_one) for tokens_of_one in tokens]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.

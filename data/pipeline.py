@@ -21,6 +21,8 @@ from data.class_labels import ClassLabels
 from data.data_cache import DataCache
 from data.data_warnings import DataWarnings
 from data.examples import NO_LANGUAGES, Corpus, Example, Languages, TokenizedText
+from data.labeled_rows import LABELED
+from data.labeled_samples import make_labeled_samples
 from data.language_codes import LanguageCodes, LanguageError
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
@@ -58,6 +60,8 @@ ROW_NOUNS = {
     "language_modeling": "parts of documents",
     "paired": "pairs",
     "unpaired": "answers",
+    "labeled": "texts",
+    "scored": "texts",
 }
 """Nouns for the rows of each format, for messages."""
 
@@ -203,7 +207,28 @@ class Pipeline:
         model = replace(self.user_config.model, eos_token_id=end, pad_token_id=pad)
         if (codes := self.tokenizer.language_codes) and (language := self.task.languages.fixed[1]):
             model = replace(model, **_answer_start_fields(model, codes, language))
-        return replace(self.user_config, model=model, data=data)
+        config = replace(self.user_config, model=model, data=data)
+        return self._with_classes(config) if self.task.row_type == "labeled" else config
+
+    def _with_classes(self, config: RunConfig) -> RunConfig:
+        """Complete a configuration with the classes of the data.
+
+        Raises:
+            ConfigError: nothing says them.
+        """
+        if self.source_pipelines and config.data.class_labels is None:
+            raise ConfigError(
+                "the classes of a mixture are those that are named: give --data.class_labels"
+            )
+        names, training, lists = self.task.labels or (), config.training, self.task.labels_are_lists
+        if training.multi_label is None:
+            training = replace(training, multi_label=lists)
+        elif lists and not training.multi_label:
+            raise ConfigError(
+                "training.multi_label is false, but the labels of the data are lists: leave it out"
+            )
+        data = replace(config.data, class_labels=",".join(names))
+        return replace(config, training=training, data=data)
 
     @cached_property
     def _resolved_config(self) -> RunConfig:
@@ -257,7 +282,10 @@ class Pipeline:
             raise error if location is None else ConfigError(f"{location}: {error}") from error
 
     def tokenize_examples(self, examples: Sequence[Example]) -> list[TokenizedText]:
-        """Tokenize examples to token ids and loss masks."""
+        """Tokenize examples to token ids and loss masks; labeled texts have no loss tokens."""
+        if self.task.row_type in LABELED:
+            encoded = self.sample_format.encode_texts(examples, self.tokenizer)
+            return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in encoded]
         return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
 
     def render_example(self, example: Example) -> Example:
@@ -267,7 +295,7 @@ class Pipeline:
         """
         return (
             example
-            if self.is_chat
+            if self.is_chat or self.task.row_type in LABELED
             else self.sample_format.render_example(self._resolved_config, example)
         )
 
@@ -300,7 +328,8 @@ class Pipeline:
             )
         if task.row_type and task.row_format == "language_modeling":
             raise DataError(
-                "preferences are answers to prompts: leave out --data.format language_modeling"
+                f"{self.user_config.training.objective} learns from rows of its own: leave out "
+                "--data.format language_modeling"
             )
         large = is_large_source(task.source_of_split(split)) and not task.row_type
         if (
@@ -493,6 +522,10 @@ class Pipeline:
         examples, tokens = corpus.examples, self.tokenize_corpus(corpus).tokens or ()
         row_type = self.task.row_type
         try:
+            if row_type in LABELED:
+                return make_labeled_samples(
+                    self.sample_format, self.config, examples, tokens, self.tokenizer
+                )
             if row_type is not None:
                 pairs = PreferencePair.from_examples(examples, tokens, row_type == "unpaired")
                 return self.sample_format.make_pair_samples(self.config, pairs, self.tokenizer)
@@ -587,6 +620,7 @@ class Pipeline:
         if (
             data.train is None
             or self.task.row_format != "prompt_completion"
+            or self.task.row_type in LABELED
             or not self.sample_format.trains_whole_chats
         ):
             return

@@ -40,7 +40,7 @@ NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS, SEGMENT_IDS = (
 
 def answers_per_example(config: RunConfig) -> int:
     """Number of answers in an example of a configuration: 2 for preference objectives, else 1."""
-    return 2 if config.training.row_type in ("paired", "unpaired") else 1
+    return 2 if config.training.learns_preferences else 1
 
 
 def max_sequences_per_sample(config: RunConfig) -> int:

@@ -16,7 +16,7 @@ from data.examples import Example, Languages
 from data.preference_samples import PreferencePair, PreferenceSamples
 from data.samples import Batch, Prompts, Samples
 from data.tokenizer import TokenizedText, Tokenizer
-from data.truncation import TokenLimit
+from data.truncation import TokenLimit, Truncation
 
 LENGTH_MULTIPLE = 8
 
@@ -84,6 +84,29 @@ class SampleFormat(ABC):
 
         Raises:
             TooLong: an example does not fit.
+        """
+
+    @abstractmethod
+    def encode_texts(
+        self, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> Iterator[np.ndarray]:
+        """Encode the prompts of examples, as whole texts, to token ids, int32 [n] each."""
+
+    @abstractmethod
+    def make_sequence_samples(
+        self,
+        config: RunConfig,
+        sequences: Sequence[np.ndarray],
+        slots: np.ndarray,
+        tokenizer: Tokenizer,
+        truncation: Truncation,
+    ) -> Samples:
+        """Make samples of whole token sequences, pooled as transformers' classifiers do.
+
+        Args:
+            sequences: of at most `sequence_length` tokens each.
+            slots: int64 [n, places], index of the sequence in each place, or `EMPTY_SLOT`.
+            truncation: counts of sequences that were truncated.
         """
 
     @abstractmethod

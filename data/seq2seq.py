@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from data.samples import (
     hash_arrays,
     select_objective_inputs,
 )
+from data.token_sequences import DecodedSequences, TokenSequences
 from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import (
     NO_TRUNCATION,
@@ -221,6 +223,31 @@ class Seq2Seq(SampleFormat):
             else PackedExamples.from_examples(encoded, max_per_sample)
         )
 
+    def encode_texts(
+        self, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> Iterator[np.ndarray]:
+        return tokenizer.encode_side(((e.prompt, e.languages) for e in examples), False)
+
+    def make_sequence_samples(
+        self,
+        config: RunConfig,
+        sequences: Sequence[np.ndarray],
+        slots: np.ndarray,
+        tokenizer: Tokenizer,
+        truncation: Truncation,
+    ) -> DecodedSequences:
+        encoded = TokenSequences(
+            sequences,
+            slots,
+            config.model.sequence_length,
+            tokenizer.eos_token_id,
+            tokenizer.pad_token_id,
+            "eos",
+            truncation,
+        )
+        pad, start = tokenizer.pad_token_id, config.model.target_start
+        return DecodedSequences(encoded, partial(shift_right, pad_token_id=pad, start=start))
+
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
@@ -348,6 +375,13 @@ class Seq2Seq(SampleFormat):
 
     def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
         sequences = list[list[TokenInLoss]]()
+        if "labels" not in batch:
+            ids, segments = batch["input_ids"], get_segment_ids(batch)
+            return [
+                [(int(token), False) for token in row[numbers == number]]
+                for row, numbers in zip(ids, segments, strict=True)
+                for number in range(1, int(numbers.max(initial=0)) + 1)
+            ]
         slots = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, slot = divmod(row, slots)

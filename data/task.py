@@ -28,6 +28,14 @@ from data.conversations import (
 from data.data_warnings import DataWarnings
 from data.document_chunks import DocumentChunkRow, split_into_chunks
 from data.examples import MAX_CHARACTERS, Corpus, Example
+from data.labeled_rows import (
+    LABELED,
+    collect_classes,
+    find_label_column,
+    holds_list,
+    labeled_text_template,
+    read_label,
+)
 from data.mixture import is_mixture, read_mixture
 from data.preference_rows import detect_answer_format, preference_columns, read_answers
 from data.prompt_template import ColumnError, NullError, Template
@@ -59,6 +67,10 @@ class ConversationReader(Protocol):
 
     def example_or_none(self, location: FileLocation, conversation: Conversation) -> Example | None:
         """Convert a conversation to an example; None, with a warning, if it is dropped."""
+        ...
+
+    def text_or_none(self, location: FileLocation, conversation: Conversation) -> str | None:
+        """Render a whole conversation; None, with a warning, if it is dropped."""
         ...
 
 
@@ -104,6 +116,9 @@ class Task:
         """
         if self.format is not None:
             return self.format
+        if self.row_type in LABELED:
+            is_chat = self._first_row is not None and self._has_conversation(self._first_row[1])
+            return "conversational" if is_chat else "prompt_completion"
         if self.row_type is not None:
             if self._first_row is None:
                 return "prompt_completion"
@@ -148,22 +163,62 @@ class Task:
         Raises:
             UserError: only the data can tell, and cannot be read.
         """
+        if self.row_type == "scored":
+            return None
         if self.user_labels is not None:
             return self.user_labels
         candidates = (self._read_class_names(source) for source in self.sources.values())
-        return next((names for names in candidates if names is not None), None)
+        names = next((names for names in candidates if names is not None), None)
+        return self._collect_classes() if names is None and self.row_type == "labeled" else names
+
+    @cached_property
+    def labels_are_lists(self) -> bool:
+        """True if the labels of the rows are lists of classes."""
+        if self.row_type != "labeled" or self._first_row is None:
+            return False
+        location, row = self._first_row
+        try:
+            return holds_list(row, find_label_column(row, self.target))
+        except ColumnError as error:
+            raise DataError(f"{location}: {error}") from None
+
+    def _collect_classes(self) -> tuple[str, ...] | None:
+        """Names of the classes in the data; None without data."""
+        source = self.sources.get("train") or next(iter(self.sources.values()), None)
+        if source is None or self._first_row is None:
+            return None
+        location, first_row = self._first_row
+        try:
+            column = find_label_column(first_row, self.target)
+            return collect_classes((row.get(column) for _, row in source.read_rows()), column)
+        except ColumnError as error:
+            raise DataError(f"{location}: {error}") from None
 
     def _read_class_names(self, source: Source) -> tuple[str, ...] | None:
         """Class names of a data source's target column; None if it is no ClassLabel column."""
-        if self.row_format == "language_modeling" or self.row_type:
+        if self.row_format == "language_modeling" or self.row_type not in (None, "labeled"):
             return None
         first_row = _read_first_row(source)
+        if self.row_type == "labeled":
+            return self._read_label_column_names(source, first_row)
         if first_row is None or self._has_conversation(first_row[1]):
             return None
         column = getattr(
             self._complete_prompt_target(*first_row).target, "single_placeholder_column", None
         )
         return None if column is None else source.read_class_names(column)
+
+    def _read_label_column_names(
+        self, source: Source, first_row: tuple[FileLocation, Row] | None
+    ) -> tuple[str, ...] | None:
+        """Class names of the label's column in a data source; None if it is no ClassLabel."""
+        if first_row is None:
+            return None
+        location, row = first_row
+        try:
+            return source.read_class_names(find_label_column(row, self.target))
+        except ColumnError as error:
+            raise DataError(f"{location}: {error}") from None
 
     def _make_class_labels(self, source: Source) -> ClassLabels | None:
         """Create the class labels that the values in a source's target column stand for."""
@@ -289,6 +344,8 @@ class Task:
         row_schema: RowSchema,
         reader: ConversationReader | None,
     ) -> Iterable[Example | int]:
+        if self.row_type in LABELED:
+            return self._convert_labeled_row(location, row, row_schema.labels, reader)
         if self.row_type is not None:
             return self._convert_preference_row(location, row, reader)
         if reader is not None:
@@ -319,6 +376,12 @@ class Task:
         reader: ConversationReader | None,
     ) -> set[str]:
         """Columns of a row that are rendered to text or control the rendering."""
+        if self.row_type in LABELED:
+            label = find_label_column(row, self.target)
+            if reader is not None:
+                return {label, *conversation_columns(row, self.messages)}
+            template = labeled_text_template(row, self.prompt)
+            return {label, *template.columns, *getattr(template, "optional", ())}
         if self.row_type is not None:
             prompt_columns = () if self.prompt is None else self.prompt.columns
             return {
@@ -369,6 +432,25 @@ class Task:
                 _check_text_length(text)
             examples.append(answer.with_kto_label(desirable))
         return examples
+
+    def _convert_labeled_row(
+        self,
+        location: FileLocation,
+        row: Row,
+        classes: ClassLabels | None,
+        reader: ConversationReader | None,
+    ) -> list[Example | int]:
+        """Example from a labeled row; empty if the chat template rejects it."""
+        column = find_label_column(row, self.target)
+        label = read_label(row, column, classes, self.labels_are_lists)
+        if label is None:
+            return [UNLABELED]
+        if reader is None:
+            text: str | None = labeled_text_template(row, self.prompt).render(row)
+        else:
+            conversation = read_conversation(row, self.messages, self.on_null == "empty")
+            text = reader.text_or_none(location, conversation.with_system_message(self.system))
+        return [] if text is None else [Example(_check_text_length(text), "", label=label)]
 
     def _convert_document_row(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentChunkRow):

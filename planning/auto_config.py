@@ -354,7 +354,7 @@ def _finetuning_defaults(
     size = config.min_weights()
     default = next(rate for limit, rate in LEARNING_RATES[sample_format.name] if size < limit)
     rate = ADAPTER_LEARNING_RATE if config.adapter.rank else default
-    rate *= PREFERENCE_FACTOR if config.training.row_type else 1
+    rate *= PREFERENCE_FACTOR if config.training.learns_preferences else 1
     learned = (
         {} if sample_format is SEQ2SEQ else {"data__loss_on": "all" if is_plain else "completion"}
     )

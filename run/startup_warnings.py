@@ -33,7 +33,9 @@ def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
     segments = get_segment_ids(checked)
     padding = float(np.mean(segments == 0))
     texts = max(int(segments.max(axis=1).sum()), 1)
-    loss_tokens, batch = count_loss_tokens(checked) / texts, config.training.global_batch_size
+    batch, loss_tokens = config.training.global_batch_size, math.inf
+    if "labels" in checked:
+        loss_tokens = count_loss_tokens(checked) / texts
     buckets = ", or give --data.length_buckets" if isinstance(config.data, Seq2SeqData) else ""
     notes = {
         f"a text has {loss_tokens:.1f} loss tokens on average, with its end: "
@@ -52,9 +54,8 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
     Args:
         written: maximum number of generated tokens.
     """
-    sequences_per_sample = (
-        2 if config.training.row_type and not isinstance(config.data, Seq2SeqData) else 1
-    )
+    compares = config.training.learns_preferences
+    sequences_per_sample = 2 if compares and not isinstance(config.data, Seq2SeqData) else 1
     unused = [
         f"data.length_buckets {length} is not used: samples have at most "
         f"{config.model.sequence_length} tokens"

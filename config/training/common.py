@@ -186,6 +186,11 @@ class CommonTraining(ConfigSection):
         return OBJECTIVES[self.objective].row_type
 
     @property
+    def learns_preferences(self) -> bool:
+        """True if the objective compares answers."""
+        return self.row_type in ("paired", "unpaired")
+
+    @property
     def head(self) -> HeadType:
         """Head of the model that the objective trains."""
         return OBJECTIVES[self.objective].head

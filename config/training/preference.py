@@ -22,7 +22,7 @@ class PreferenceTraining(CommonTraining):
 
     def validate(self) -> None:
         super().validate()
-        if self.row_type in ("paired", "unpaired") and not self.resolved_beta:
+        if self.learns_preferences and not self.resolved_beta:
             raise ConfigError(
                 f"training.beta is 0, but {self.objective} needs a positive number: give one"
             )

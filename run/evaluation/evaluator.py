@@ -22,7 +22,6 @@ from modelling.objectives import make_objective
 from run.evaluation.eval_result import EvalResult, Prediction
 from run.evaluation.predictors import GenerativePredictor, LabelPredictor
 from run.evaluation.text_metrics import (
-    ANSWER_METRICS,
     NO_LABEL,
     SACREBLEU_METRICS,
     TEXT_METRICS,
@@ -79,7 +78,7 @@ class Evaluator:
                 lambda: LossSession(config, weight_source), "the program of the loss"
             )
         self._predictor: GenerativePredictor | LabelPredictor | None = None
-        needs_predictions = any(name in ANSWER_METRICS for name in self.metrics)
+        needs_predictions = any(name in task.metric_names for name in self.metrics)
         if config.eval.constrained and not needs_predictions:
             say("eval.constrained is not used: eval.metrics has none of answers")
         if needs_predictions:
