@@ -114,6 +114,10 @@ class GPTJConfig(RunConfig):
     training: GPTJTraining = field(default_factory=GPTJTraining)
     data: SegmentsData = field(default_factory=SegmentsData)
 
+    @property
+    def has_classifier(self) -> bool:
+        return True
+
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {
             "model.attention.heads": self.model.attention.heads
@@ -122,7 +126,9 @@ class GPTJConfig(RunConfig):
     def min_weights(self) -> int:
         m = self.model
         a_layer = 4 * m.hidden_size + 2 * m.ffn_hidden_size
-        return m.hidden_size * (m.layers * a_layer + 2 * m.embedding.vocab_size)
+        return m.hidden_size * (
+            m.layers * a_layer + self.vocabulary_tables * m.embedding.vocab_size
+        )
 
     def min_bytes(self) -> dict[str, int]:
         m, lengths = self.model, self.model.sequence_length + self.model.output_length

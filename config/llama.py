@@ -370,6 +370,10 @@ class LlamaModel(ModelSection):
             )
 
 
+WITHOUT_CLASSIFIER = ("granite", "olmoe")
+"""Model types of which transformers has no classifier."""
+
+
 @dataclass(frozen=True)
 class LlamaConfig(RunConfig):
     """Configuration of a run of a Llama-shaped model."""
@@ -382,6 +386,10 @@ class LlamaConfig(RunConfig):
     model: LlamaModel = field(default_factory=LlamaModel)
     training: GPTJTraining = field(default_factory=GPTJTraining)
     data: SegmentsData = field(default_factory=SegmentsData)
+
+    @property
+    def has_classifier(self) -> bool:
+        return self.model.model_type not in WITHOUT_CLASSIFIER
 
     @property
     def experts(self) -> int:
@@ -446,7 +454,7 @@ class LlamaConfig(RunConfig):
         m = self.model
         of_attention = 2 * (m.num_attention_heads + m.num_key_value_heads) * m.head_dim
         a_layer = of_attention + 3 * m.ffn_hidden_size * (m.num_experts or 1)
-        tables = 1 if m.tie_word_embeddings else 2
+        tables = self.vocabulary_tables
         return m.hidden_size * (m.num_hidden_layers * a_layer + tables * m.vocab_size)
 
     def min_bytes(self) -> dict[str, int]:

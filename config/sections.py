@@ -134,6 +134,11 @@ class RunConfig(ConfigSection):
         return slots if more is None else (*slots, more)
 
     @property
+    def has_classifier(self) -> bool:
+        """True if transformers has a classifier of this kind of model, and it is built here."""
+        return False
+
+    @property
     def num_labels(self) -> int:
         """Number of scores that a classifier gives a sequence."""
         labels = self.data.class_labels
@@ -145,6 +150,11 @@ class RunConfig(ConfigSection):
     def ties_lm_head(self) -> bool:
         """True if the LM head shares the embedding's weight."""
         return bool(self.model.tie_word_embeddings)
+
+    @property
+    def vocabulary_tables(self) -> int:
+        """Number of weights with a row per token: the embedding, and a head of its own."""
+        return 1 if self.ties_lm_head or self.training.head != "lm" else 2
 
     @property
     def can_defer_update(self) -> bool:
@@ -277,6 +287,13 @@ class RunConfig(ConfigSection):
             )
 
     def _check_trained_weights(self) -> None:
+        if self.training.head == "classifier" and not self.has_classifier:
+            kind = getattr(self.model, "model_type", self.family)
+            raise ConfigError(
+                f"training.objective {self.training.objective} needs a classifier's head, which "
+                f"models of the kind {kind} do not have: take a T5, a GPT-J or another model with "
+                "a decoder alone"
+            )
         if self.training.row_type and isinstance(self.data, CausalLMData) and self.data.packing:
             raise ContradictionError(
                 f"data.packing joins texts, but {self.training.objective} learns from whole ones: "
@@ -353,6 +370,14 @@ class RunConfig(ConfigSection):
                 "adafactor, whose second moments are a row and a column",
                 {state: "float32"},
                 "training.optimizer.name",
+            )
+
+    def check_writes_text(self) -> None:
+        """Raises ConfigError for a model without a language model's head, which writes nothing."""
+        if self.training.head != "lm":
+            raise ConfigError(
+                f"this model was made for {self.training.objective} and writes no text: "
+                "run_validation.py evaluates it, run_export.py writes it for transformers"
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:

@@ -114,6 +114,10 @@ class T5Config(RunConfig):
     data: Seq2SeqData = field(default_factory=Seq2SeqData)
 
     @property
+    def has_classifier(self) -> bool:
+        return True
+
+    @property
     def adapter_targets(self) -> str:
         return "q,v"
 
@@ -129,7 +133,7 @@ class T5Config(RunConfig):
         feed_forward = (2 + m.is_gated_act) * m.d_ff
         encoder = m.layers * (4 * inner + feed_forward)
         decoder = m.num_decoder_layers * (2 * 4 * inner + feed_forward)
-        tables = 1 if m.embedding.tied else 2
+        tables = self.vocabulary_tables
         return m.hidden_size * (encoder + decoder + tables * m.embedding.vocab_size)
 
     def min_bytes(self) -> dict[str, int]:

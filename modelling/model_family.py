@@ -46,6 +46,7 @@ class ModelFamily:
             for models that the family does not have.
         infers_tied_head: True if a config.json can leave open whether the head is the embedding: it
             is if the files have no other.
+        classifier_prefix: what precedes the names of the language model's weights in a classifier.
         normalize_config_json: for a configuration, a config.json as `to_config_json` writes it;
             for families whose config.json can be written in several ways.
     """
@@ -57,6 +58,7 @@ class ModelFamily:
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[JsonObject], dict[str, Any]]
     infers_tied_head: bool = False
+    classifier_prefix: str = ""
     normalize_config_json: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, data: (
         data
     )
@@ -97,6 +99,7 @@ def decoder_family(
         return build_decoder_only_phases(settings, *build_spec_and_adapters(settings.config))
 
     def make_generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
+        config.check_writes_text()
         return DecoderOnlyGenerator(config, *build_spec_and_adapters(config), sequences)
 
     def build_spec_and_adapters(config: Any) -> tuple[DecoderSpec, LayerAdapters]:
@@ -128,6 +131,7 @@ def encoder_decoder_family(
         return build_encoder_decoder_phases(settings, *build_spec_and_adapters(settings.config))
 
     def make_generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
+        config.check_writes_text()
         return EncoderDecoderGenerator(config, *build_spec_and_adapters(config), sequences)
 
     def build_spec_and_adapters(config: Any) -> tuple[EncoderDecoderSpec, LayerAdapters]:

@@ -27,6 +27,7 @@ from data.tokenizer import find_saved_tokenizer
 from files.formatting import format_name, format_value
 from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
+from huggingface.classifiers import classifier_settings, is_classifier
 from huggingface.model_folders import CONFIG as MODEL_CONFIG
 from huggingface.model_folders import TASK_FIELDS, TASK_NAME, TASK_PARAMS
 from huggingface.multimodal import TEXT_MODEL_TYPES
@@ -166,13 +167,16 @@ class RunOrModelLoader:
         model = family.from_config_json(found.hf_config)
         if family.infers_tied_head and found.has_head is False:
             model["embedding"]["tied"] = True
-        return {
+        of_model = {
             "family": known[kind],
             "model": model
             | ({"multimodal_parent": _absolute_folder(name)} if found.multimodal_type else {}),
             "checkpoint": {"load": name},
             "data": {"tokenizer": _absolute_folder(name)} | exported_task(found.hf_config),
         }
+        if not is_classifier(found.hf_config):
+            return of_model
+        return merge_over(of_model, classifier_settings(found.hf_config))
 
 
 def _unsupported_reason(kind: str) -> str:

@@ -20,6 +20,7 @@ from config.values import split_names
 from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from files.formatting import format_name, format_path
+from huggingface.classifiers import classifier_fields
 from huggingface.hub import DataUnavailable
 from huggingface.model_card_text import AdapterInfo
 from huggingface.model_folders import (
@@ -144,7 +145,10 @@ def _write_model(
         weights = ArraysView(weights, transform=partial(_cast_weight, config.model.precision))
     family = get_family(config)
     files = family.weight_map(config).to_hf(weights)
-    hf_config = family.to_config_json(config) | {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
+    hf_config = family.to_config_json(config)
+    if config.training.head == "classifier":
+        hf_config |= classifier_fields(config, hf_config)
+    hf_config |= {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
     files, hf_config, multimodal_folder = merge_multimodal_parts(config, files, hf_config)
     if precision is not None:
         files = ArraysView(files, transform=partial(_cast_weight, precision))
@@ -169,6 +173,7 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
     family, adapter = get_family(config), config.adapter
     weight_map = family.weight_map(config)
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
+    task = "SEQ_CLS" if config.training.head == "classifier" else task
     saved = list(split_names(adapter.modules_to_save)) if config.training.trainable is None else []
     more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
     modules, tokens = adapted_modules(weight_map), _trainable_token_indices(config, weight_map)

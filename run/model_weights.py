@@ -33,6 +33,7 @@ from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
 from modelling.weights.weight_mapping import is_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
+from run.classifier_weights import missing_head, tensors_for_head
 from run.weight_checks import (
     HEAD,
     DigestCheckedTensors,
@@ -169,8 +170,11 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
         )
     elif prefix := prefix_without_lm_head(hf_config or {}, files):
         tensors = ArraysView(files, renamed={f"{prefix}{weight}": weight for weight in files})
+    tensors = tensors_for_head(config, tensors, name)
     loaded = _with_loaded_vocab_size(config, hf_config, tensors, name)
-    expected = get_family(loaded).base_weight_map(loaded)
+    complete = get_family(loaded).base_weight_map(loaded)
+    new_head = missing_head(complete, tensors)
+    expected = complete.filter_mappings(lambda m: {*m.weights}.isdisjoint(new_head))
     check_config_match(loaded, hf_config, name)
     check_head_exists(loaded, expected, tensors, name)
     try:
@@ -180,7 +184,11 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
     weights = _resize_vocabulary(
         config, weight_map, expected, check_finite(config, expected.from_hf(tensors), name)
     )
-    return weights, files.fingerprint()
+    if not new_head:
+        return weights, files.fingerprint()
+    seed = config.model.seed
+    random = {weight.name: partial(weight.init_values, seed) for weight in new_head}
+    return OverlayArrays(LazyArrays(random), weights), files.fingerprint()
 
 
 def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | None:

@@ -232,5 +232,6 @@ FAMILY = encoder_decoder_family(
     to_config_json,
     from_config_json,
     infers_tied_head=True,
+    classifier_prefix=CLASSIFIER_PREFIX,
     normalize_config_json=normalize_config_json,
 )

@@ -29,6 +29,7 @@ from modelling.quantization import fake_quantize
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
 from modelling.weights.weight_map import TrainableTokens, WeightMap
 from modelling.weights.weight_mapping import (
+    CLASSIFIER,
     EMBEDDING,
     HEAD,
     LoraSpec,
@@ -241,7 +242,9 @@ class _AdapterMapper:
         return (*base, *adapter_mappings)
 
     def _is_module_to_save(self, mapping: WeightMapping) -> bool:
-        """True if `modules_to_save` contains the mapping's weights."""
+        """True if `modules_to_save` contains the mapping's weights, or a classifier's head does."""
+        if mapping.path.startswith(CLASSIFIER):
+            return True
         saved = [
             any(map(self._settings.is_fully_trained, self._file_modules(w)))
             for w in mapping.weights
