@@ -381,14 +381,11 @@ class RunConfig(ConfigSection):
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
-        """Returns the dimensions that tensor parallelism shards, by dotted path.
+        """Returns the dimensions that tensor parallelism must divide, by dotted path.
 
-        Model families add more.
+        Model families add more. The vocabulary is padded.
         """
-        return {
-            self.model.field_path("hidden_size"): self.model.hidden_size,
-            self.model.field_path("vocab_size"): self.model.vocab_size,
-        }
+        return {self.model.field_path("hidden_size"): self.model.hidden_size}
 
     def linear_inputs(self) -> dict[str, int]:
         """Returns the input features of the linear layers on one device, by name.

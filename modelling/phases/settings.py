@@ -155,7 +155,10 @@ class PhaseSettings:
     def matrix_layout(self, phase: str, variable: str) -> MatrixLayout:
         """Layout of the matrices in a variable, for optimizers that update weights as matrices."""
         mapping = self.weight_mapping(phase, variable)
-        return MatrixLayout(len(mapping.weights), mapping.axis, self.groups.replicated)
+        size = None
+        if mapping.axis is not None and mapping.is_sharded and not mapping.expert_parallel:
+            size = mapping.weight_shape[mapping.axis]
+        return MatrixLayout(len(mapping.weights), mapping.axis, self.groups.replicated, size)
 
     def num_shards(
         self, phase: str, variable: str, shape: tuple[int, ...], grouping: popxl.ReplicaGrouping

@@ -140,10 +140,15 @@ class WeightMapping:
         """Number of distinct shards of the variable over `tensor_parallel` replicas."""
         return tensor_parallel // self.shard_replicas if self.is_sharded else 1
 
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of one full weight in the variable's order of axes."""
+        shape = self.weights[0].shape
+        return shape[::-1] if self.transpose else shape
+
     def shape_on_replica(self, tensor_parallel: int) -> tuple[int, ...]:
         """Shape of the variable's shard on one replica."""
-        first = self.weights[0].shape
-        shape = list(first[::-1] if self.transpose else first)
+        shape = list(self.weight_shape)
         if self.axis is None:
             return tuple(shape)
         shards, size = self.num_shards(tensor_parallel), shape[self.axis]

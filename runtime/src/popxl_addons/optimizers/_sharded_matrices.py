@@ -24,11 +24,14 @@ class MatrixLayout:
         count: number of matrices of equal size, side by side along the last axis.
         axis: axis along which they are sharded by tensor parallelism; None: not sharded.
         shard_group: replicas that together hold all shards; None: those that share the variable.
+        size: length of `axis` of one matrix over all shards, without the zeros that pad the last
+            ones; None: there are none.
     """
 
     count: int = 1
     axis: int | None = None
     shard_group: ReplicaGrouping | None = None
+    size: int | None = None
 
     @property
     def unsharded_axis(self) -> int:
@@ -68,6 +71,7 @@ class ShardedMatrices:
         )
         self._shards = num_shards_of_spec(var.spec, group.group_size)
         self.rows, self.count, self.columns = rows, layout.count, width // layout.count
+        self._size = layout.size
         self._width, shard_size = width, math.prod(var.shape)
         self.height = rows
         if self._shards > 1:
@@ -123,26 +127,27 @@ class ShardedMatrices:
             zeros = ops.init((self.rows + self.height, self.count), sums.dtype)
             sums = ops.dynamic_update(zeros, self._first_row, sums, (0,), (self.height,), True)
             sums = sums[: self.rows]
-        return self._sum_over_replicas(sums, self._axis == 1) / (self.columns * self._num_shards(1))
+        return self._sum_over_replicas(sums, self._axis == 1) / self._length(1)
 
     def column_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
         """Compute column means over all shards: (height, count, columns) -> (count, columns)."""
-        return self._sum_over_replicas(ops.sum(blocks, 0), self._axis == 0) / (
-            self.rows * self._num_shards(0)
-        )
+        return self._sum_over_replicas(ops.sum(blocks, 0), self._axis == 0) / self._length(0)
 
     def matrix_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
         """Compute each matrix's mean over all shards: (height, count, columns) -> (count,)."""
-        elements = self.rows * self.columns * self._num_shards(0) * self._num_shards(1)
+        elements = self._length(0) * self._length(1)
         return self._sum_over_replicas(ops.sum(blocks, (0, 2)), self._axis is not None) / elements
 
     def combine_means(self, rows: popxl.Tensor, columns: popxl.Tensor) -> popxl.Tensor:
         """Compute each matrix's mean, (count,), from the means along its unsharded axis."""
         return ops.mean(columns, 1) if self._axis == 0 else ops.mean(rows, 0)
 
-    def _num_shards(self, axis: int) -> int:
-        """Number of shards into which tensor parallelism divides a matrix axis."""
-        return self._shard_group.group_size // self._group.group_size if self._axis == axis else 1
+    def _length(self, axis: int) -> int:
+        """Length of an axis of a full matrix, without padding."""
+        local = self.columns if axis else self.rows
+        if self._axis != axis:
+            return local
+        return self._size or local * self._shard_group.group_size // self._group.group_size
 
     def _sum_over_replicas(self, t: popxl.Tensor, over_shards: bool) -> popxl.Tensor:
         """Sum a tensor over replicas; elements that several replicas hold count once."""
