@@ -38,10 +38,6 @@ def test_gradient_accumulation_is_derived():
             "model.d_ff 1023 must be divisible by execution.tensor_parallel 2",
         ),
         (
-            {"model": {"embedding": {"vocab_size": 11}}, "execution": {"tensor_parallel": 2}},
-            "model.embedding.vocab_size 11 must be divisible by execution.tensor_parallel 2",
-        ),
-        (
             {"execution": {"attention_serialisation": 3}},
             "model.sequence_length 512 must be divisible by execution.attention_serialisation 3",
         ),

@@ -18,7 +18,7 @@ from files.json_files import JsonObject
 from modelling.bart.config_json import from_config_json
 from tests.modelling.torch_training import ADAMW, Reference, execution, named_by_hf, train
 
-SAMPLES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 5, 96, 3, 1e-2
+SAMPLES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 5, 97, 3, 1e-2
 START, BOS, PAD, END = 2, 0, 1, 2
 SIZES: dict[str, Any] = {
     "model_type": "bart", "vocab_size": VOCABULARY, "d_model": 32, "max_position_embeddings": 16,
@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": PAD, "bos_token_id": None, "forced_bos_token_id": None,
     },
     "two vocabularies": {
-        "model_type": "marian", "decoder_vocab_size": 76, "decoder_start_token_id": PAD,
+        "model_type": "marian", "decoder_vocab_size": 77, "decoder_start_token_id": PAD,
         "share_encoder_decoder_embeddings": False, "forced_bos_token_id": None,
     },
     "pegasus": {"model_type": "pegasus", **_RELU, "decoder_start_token_id": PAD},

@@ -23,6 +23,7 @@ from tests.modelling.bart.hf import (
     KINDS,
     PAD,
     SIZES,
+    VOCABULARY,
     description_of,
     hf_model,
     our_config,
@@ -69,7 +70,7 @@ def test_a_folder_without_a_head_is_read_as_transformers_does(tmp_path: Path) ->
     config = our_config()
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
     start = resolve_initial_state(config, base_weight_map(config)).tensors
-    expected = weights_of(hf_model()) | {"final_logits_bias": np.zeros((1, 96), np.float32)}
+    expected = weights_of(hf_model()) | {"final_logits_bias": np.zeros((1, VOCABULARY), np.float32)}
     assert start.keys() == expected.keys()
     assert all(np.array_equal(start[n], x) for n, x in expected.items())
 

@@ -21,7 +21,7 @@ from files.json_files import JsonObject
 from modelling.t5gemma.config_json import from_config_json
 from tests.modelling.torch_training import ADAMW, Reference, execution, named_by_hf, train
 
-SAMPLES, ROWS, PLACES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 3, 12, 6, 96, 3, 3e-3
+SAMPLES, ROWS, PLACES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 3, 12, 6, 97, 3, 3e-3
 START, PAD, ENDS = 2, 0, [1, *range(80, 90)]
 
 SLIDING, FULL = "sliding_attention", "full_attention"
