@@ -82,6 +82,22 @@ def _preference(
     return ObjectiveSpec(metrics, row_type, _HIGHER_IS_BETTER, {"beta", *settings}, 0.1)
 
 
+CROSS_ENTROPY_METRIC, KD_LOSS = "cross_entropy", "kd_loss"
+"""Metrics of distillation: the labels' cross-entropy, and the divergence from the teacher."""
+
+
+def _distillation_perplexity(metric_sums: MetricSums) -> float:
+    return perplexity({"loss": metric_sums.get(CROSS_ENTROPY_METRIC, (0.0, 0.0))})
+
+
+_DISTILLATION_METRICS: Metrics = {
+    "loss": mean_loss,
+    **{name: partial(compute_metric_mean, name) for name in (KD_LOSS, CROSS_ENTROPY_METRIC)},
+    "perplexity": _distillation_perplexity,
+}
+_TEACHER = {"teacher", "teacher_quantization"}
+_TOP_TOKENS = {"top_k", "temperature", "distill_weight", "distill_rest", "teacher_cache"}
+
 _REFERENCE, _SMOOTHING = "reference_cache", "label_smoothing"
 
 OBJECTIVES: Mapping[str, ObjectiveSpec] = {
@@ -94,6 +110,7 @@ OBJECTIVES: Mapping[str, ObjectiveSpec] = {
     "simpo": _preference("gamma", _SMOOTHING),
     "orpo": _preference(),
     "cpo": _preference(_SMOOTHING),
+    "distill": ObjectiveSpec(_DISTILLATION_METRICS, settings=_TEACHER | _TOP_TOKENS),
     "kto": _preference(_REFERENCE, metrics=_KTO_METRICS, row_type="unpaired"),
     "classification": ObjectiveSpec(
         {

@@ -26,6 +26,9 @@ OBJECTIVE_INPUTS = (
     "pooled_ids",
     "sequence_labels",
     "is_labeled",
+    "teacher_ids",
+    "teacher_logps",
+    "teacher_rest",
 )
 """Arrays of a batch that objectives read."""
 

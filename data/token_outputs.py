@@ -11,6 +11,9 @@ import numpy as np
 from data.samples import IGNORE_INDEX, Samples, indices_of_epoch, sample_lengths
 from data.truncation import Truncation
 
+TEACHER_IDS, TEACHER_LOGPS, TEACHER_REST = "teacher_ids", "teacher_logps", "teacher_rest"
+"""Arrays of a batch: a teacher's likeliest tokens, see `modelling.objectives.distillation`."""
+
 _BATCH = 64  # samples whose loss tokens are counted at a time
 
 
@@ -73,6 +76,25 @@ def scatter_rows(rows: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
         arrays[name] = np.zeros((*labels.shape, *values.shape[1:]), values.dtype)
         arrays[name][places] = values
     return arrays
+
+
+def top_tokens_dtype(k: int) -> np.dtype:
+    """Row of a teacher's outputs: k token ids, their log-probabilities, the rest's log-mass."""
+    return np.dtype([
+        (TEACHER_IDS, "<i4", (k,)), (TEACHER_LOGPS, "<f2", (k,)), (TEACHER_REST, "<f4")
+    ])  # fmt: skip
+
+
+def top_tokens_rows(values: np.ndarray, k: int) -> np.ndarray:
+    """Convert the values of loss tokens, float32 [tokens, 2 k + 1], to rows of a teacher's outputs.
+
+    Log-probabilities that float16 cannot hold become its lowest number.
+    """
+    rows = np.empty(len(values), top_tokens_dtype(k))
+    rows[TEACHER_IDS] = values[:, :k]
+    rows[TEACHER_LOGPS] = np.maximum(values[:, k:-1], np.finfo(np.float16).min)
+    rows[TEACHER_REST] = values[:, -1]
+    return rows
 
 
 def loss_tokens_per_sample(samples: Samples) -> np.ndarray:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from config.training.common import LearningRate as LearningRate
 from config.training.common import Optimizer as Optimizer
+from config.training.distillation import DistillationTraining
 from config.training.labels import LabelTraining
 from config.training.preference import PreferenceTraining
 
 
 @dataclass(frozen=True)
-class Training(PreferenceTraining, LabelTraining):
+class Training(PreferenceTraining, LabelTraining, DistillationTraining):
     """Settings that affect the result of training, unlike those of `Execution`."""

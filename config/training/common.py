@@ -150,9 +150,10 @@ class CommonTraining(ConfigSection):
     """Weights to freeze, in the syntax of `trainable`, over which it takes precedence."""
 
     objective: ObjectiveName = "cross_entropy"
-    """Loss: cross_entropy, of the next token; or of preferences, dpo, ipo, hinge, simpo, orpo, cpo
-    or kto. simpo, orpo and cpo need no reference; kto learns single answers. classification and
-    regression: of the labels of whole texts, by a head of their own."""
+    """Loss: cross_entropy, of the next token; distill, from a teacher's probabilities too; or of
+    preferences, dpo, ipo, hinge, simpo, orpo, cpo or kto. simpo, orpo and cpo need no reference;
+    kto learns single answers. classification and regression: of the labels of whole texts, by a
+    head of their own."""
 
     label_smoothing: Fraction = 0.0
     """cross_entropy: share of each label's probability that is spread over the vocabulary, in

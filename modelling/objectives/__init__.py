@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from config.sections import RunConfig
 from modelling.objectives.cross_entropy import CrossEntropy as CrossEntropy
+from modelling.objectives.distillation import Distillation as Distillation
+from modelling.objectives.distillation import TopTokens as TopTokens
 from modelling.objectives.objective import LOSS_WEIGHT as LOSS_WEIGHT
 from modelling.objectives.objective import Objective as Objective
 from modelling.objectives.pooled import LabelObjective
@@ -15,6 +17,7 @@ from modelling.objectives.token_outputs import TokenLogps as TokenLogps
 
 OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
     "cross_entropy": CrossEntropy,
+    "distill": Distillation,
     **dict.fromkeys(PREFERENCE_LOSSES, PreferenceObjective),
     **dict.fromkeys(("classification", "regression"), LabelObjective),
 }

@@ -1,0 +1,147 @@
+"""Distillation from a teacher's likeliest tokens, which a pass of the teacher stored before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import popxl
+from config.metrics import MetricSums
+from config.objectives import CROSS_ENTROPY_METRIC, KD_LOSS, OBJECTIVES
+from data.samples import IGNORE_INDEX, Batch, count_loss_tokens
+from data.token_outputs import TEACHER_IDS, TEACHER_LOGPS, TEACHER_REST
+from modelling.objectives.cross_entropy import CrossEntropy
+from modelling.objectives.sharded_logits import ShardedLogits
+from modelling.objectives.token_outputs import TokenOutputs
+from popxl import Tensor, TensorSpec, ops
+
+if TYPE_CHECKING:
+    from config.sections import RunConfig
+    from modelling.layers.activation_layout import ActivationLayout
+    from modelling.layers.parallel import ParallelGroups
+
+
+class TopTokens(TokenOutputs):
+    """The likeliest tokens of a teacher: ids, log-probabilities, and the rest's log-mass.
+
+    Values of a token are the k ids, their log-probabilities, and log(sum(p^(1 / temperature)))
+    over all other tokens, from which the rest's share at that temperature follows.
+
+    Args:
+        k: number of tokens.
+        temperature: of the rest.
+        vocab_size: of the student; the teacher's tokens beyond it, which no text has, are left out.
+    """
+
+    def __init__(self, k: int, temperature: float, vocab_size: int) -> None:
+        super().__init__()
+        self._k, self._temperature, self._vocab_size = k, temperature, vocab_size
+
+    def token_values(
+        self, logits: Tensor, labels: Tensor, layout: ActivationLayout, groups: ParallelGroups
+    ) -> Tensor:
+        local_size = logits.shape[-1]
+        flat = logits.reshape((labels.nelms, local_size))
+        sharded = ShardedLogits(flat, groups).within(self._vocab_size).centred()
+        logps = ShardedLogits(sharded.local - sharded.logsumexp(), groups)
+        values, ids = logps.top_k(self._k)
+        rest = logps.without_tokens(ids).divided_by(self._temperature).logsumexp()
+        return ops.concat([ops.cast(ids, popxl.float32), values, rest], 1)
+
+
+class Distillation(CrossEntropy):
+    """Weighted mean of the labels' cross-entropy and the divergence from a teacher.
+
+    loss = (1 - w) CE + w t^2 KL(q || p), per loss token, with w `training.distill_weight` and t
+    `training.temperature` (Hinton et al., arXiv:1503.02531). q has the teacher's likeliest tokens
+    at temperature t: renormalised, and p is over the whole vocabulary; or, with
+    `training.distill_rest` bin, all other tokens are one outcome more of q and of p.
+
+    Inputs besides `labels`, of each loss token: `teacher_ids`, int32 (batch, length, k);
+    `teacher_logps`, float16 (batch, length, k); with a bin, `teacher_rest`, float32 (batch,
+    length), see `TopTokens`.
+    """
+
+    metrics = OBJECTIVES["distill"].metrics
+    returns_stats = True
+    sums_token_losses = False
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        training = config.training
+        self._weight, self._temperature = training.distill_weight, training.temperature
+        self._has_bin = training.distill_rest == "bin"
+        self.token_inputs = {
+            "labels": lambda labels: labels,
+            TEACHER_IDS: _per_token(popxl.int32, training.top_k),
+            TEACHER_LOGPS: _per_token(popxl.float16, training.top_k),
+            **({TEACHER_REST: _per_token(popxl.float32)} if self._has_bin else {}),
+        }
+
+    def loss_stats(
+        self,
+        logits: Tensor,
+        inputs: Mapping[str, Tensor],
+        layout: ActivationLayout,
+        groups: ParallelGroups,
+    ) -> Tensor:
+        """Sums cross-entropy and divergence over loss tokens: float32 (1, 2)."""
+        tokens = inputs["labels"].nelms
+        flat = {
+            name: layout.transpose_if_sequence_first(t).reshape((tokens, -1))
+            for name, t in inputs.items()
+        }
+        sharded = ShardedLogits(logits.reshape((tokens, logits.shape[-1])), groups).centred()
+        labels, ids = flat["labels"], flat[TEACHER_IDS]
+        chosen = sharded.of_tokens(ops.concat([labels, ids], 1))
+        of_label, of_ids = ops.split(chosen, [1, ids.shape[1]], 1)
+        losses = ops.concat(
+            [sharded.logsumexp() - of_label, self._divergence(sharded, of_ids, flat)], 1
+        )
+        ignored = ops.equal(labels, popxl.constant(IGNORE_INDEX, popxl.int32, "ignored"))
+        counted = ops.where(ignored, popxl.constant(0.0, popxl.float32), losses)
+        return ops.sum(counted, [0], keepdims=True)
+
+    def _divergence(
+        self, logits: ShardedLogits, of_ids: Tensor, inputs: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Computes t^2 KL(q || p) of each token: float32 (tokens, 1).
+
+        Args:
+            of_ids: logits of the teacher's likeliest tokens, (tokens, k).
+            inputs: the teacher's outputs, (tokens, ...).
+        """
+        t = self._temperature
+        logits = logits.divided_by(t)
+        log_p, log_q = [of_ids / t], [ops.cast(inputs[TEACHER_LOGPS], popxl.float32) / t]
+        if self._has_bin:
+            log_p.append(logits.without_tokens(inputs[TEACHER_IDS]).logsumexp())
+            log_q.append(inputs[TEACHER_REST])
+        student = ops.concat(log_p, 1) - logits.logsumexp()
+        teacher = ops.concat(log_q, 1)
+        teacher -= ops.logsumexp(teacher, 1, keepdims=True)
+        return ops.sum(ops.exp(teacher) * (teacher - student), 1, keepdims=True) * (t * t)
+
+    def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
+        weights = popxl.constant([[1 - self._weight, self._weight]], popxl.float32, "weights")
+        return ops.sum(stats * weights)
+
+    def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
+        """Returns sums and counts of cross-entropy and divergence.
+
+        Args:
+            stats: float32 (micro-batches, 2).
+        """
+        count = float(count_loss_tokens(batch))
+        sums = stats.reshape(-1, 2).sum(0, dtype=np.float64)
+        return {
+            CROSS_ENTROPY_METRIC: (float(sums[0]), count),
+            KD_LOSS: (float(sums[1]), count),
+        }
+
+
+def _per_token(dtype: popxl.dtype, *sizes: int) -> Callable[[TensorSpec], TensorSpec]:
+    """Returns a function that makes the spec of an input with values for each token."""
+    return lambda labels: TensorSpec((*labels.shape, *sizes), dtype)
