@@ -111,6 +111,11 @@ class RunFolder:
         return self.path / "reference"
 
     @property
+    def teacher(self) -> Path:
+        """Folder of the stored outputs of a teacher; files are named by a hash."""
+        return self.path / "teacher"
+
+    @property
     def quantized_weights(self) -> Path:
         """Folder of cached quantized weights; files are named by a hash of the original weights."""
         return self.path / "packed"

@@ -53,6 +53,7 @@ from run.resume import base_model_metadata, resolve_initial_state
 from run.skipped_steps import SkippedSteps
 from run.startup_warnings import data_warnings, length_warnings, trained_weights_summary
 from run.stop_signal import StopSignal
+from run.teacher import Teacher
 from run.watchdog import Watchdog
 from sessions.session import compile_session
 from sessions.training import TrainingSession
@@ -176,18 +177,20 @@ def _set_up_and_train(
             return None
     run_folder = RunFolder(Path(config.checkpoint.save or folder.path))
     reference = ReferenceLogps.for_run(config, start, run_folder)
-    if reference is not None:
-        loader = Loader.from_config(config, reference.add_to(samples))
+    teacher = Teacher.for_run(config, run_folder, data.tokenizer, _previous_run(start))
+    frozen = reference or teacher
+    if frozen is not None:
+        loader = Loader.from_config(config, frozen.add_to(samples))
         _restore_data_and_steps(data.config, options, loader, start)
     base_folders = _keep_base_models(config, start, reference, run_folder)
     _warn_unmirrored_bases(config, start, reference)
     print_profile_plan(config, options, start.step)
     model = compile_session(lambda: TrainingSession(config), "the training program")
     evaluates = config.eval.steps is not None
-    add_ref_logps = None if reference is None else reference.add_to
-    evaluator = Evaluator(config, model, data_cache, add_ref_logps) if evaluates else None
-    if reference is not None:
-        reference.remove_drafts()
+    add_outputs = None if frozen is None else frozen.add_to
+    evaluator = Evaluator(config, model, data_cache, add_outputs) if evaluates else None
+    if frozen is not None:
+        frozen.remove_drafts()
     data_cache.drop_corpus("validation")
     with ExitStack() as stack:
         loaded, _ = start.load_with_fallback(partial(_enter_session, stack, model))
@@ -217,6 +220,13 @@ def _set_up_and_train(
         if mirror is not None:
             mirror.got_signal = stop_reason is not None
         return stop_reason
+
+
+def _previous_run(start: InitialState) -> RunFolder | None:
+    """Return the folder of the run that is resumed; None for a new run."""
+    if not start.step or start.checkpoint is None:
+        return None
+    return RunFolder.from_step_folder(start.checkpoint.path)
 
 
 def _keep_base_models(

@@ -35,8 +35,8 @@ _EVAL_SOURCE = ConfigSource("this program", {"model": {"eval": True}})
 _PER_RUN_FIELDS = ("checkpoint.load", "checkpoint.save", "checkpoint.mirror")
 """Fields that a resumed run does not take from the saved configuration."""
 _PATH_FIELDS = (
-    "checkpoint.mirror", "execution.quantized_cache", "training.reference_cache", "data.train",
-    "data.validation",
+    "checkpoint.mirror", "execution.quantized_cache", "training.reference_cache",
+    "training.teacher", "training.teacher_cache", "data.train", "data.validation",
 )  # fmt: skip
 """Fields of paths outside the run's folder."""
 

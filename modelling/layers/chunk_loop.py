@@ -67,10 +67,10 @@ class ChunkLoop(addons.Module):
         graph = popxl.gir().create_graph(iteration, out, start, inputs, seed)
         return ops.repeat(graph, self.num_chunks, out, start, *inputs, *_seed_as_list(seed))[0]
 
-    def build_grad(self, dy: Tensor) -> list[Tensor]:
+    def build_grad(self, dy: Tensor) -> list[Tensor | None]:
         """Returns gradients of the differentiable inputs from the gradient of the result.
 
-        Those of inputs that every chunk reads are summed in float32.
+        Those of inputs that every chunk reads are summed in float32; other inputs have None.
         """
         inputs, seed = list(self.aux.inputs), self.aux.seed
         forward = self._create_chunk_graph(inputs, seed)
@@ -103,7 +103,13 @@ class ChunkLoop(addons.Module):
             graph, self.num_chunks, *totals, start, dy, *inputs, *_seed_as_list(seed)
         )
         floats = inputs[: self.num_differentiable]
-        return [cast_if_needed(grad, t.dtype) for grad, t in zip(grads, floats, strict=False)]
+        return self._with_none(
+            [cast_if_needed(grad, t.dtype) for grad, t in zip(grads, floats, strict=False)]
+        )
+
+    def _with_none(self, grads: list[Tensor]) -> list[Tensor | None]:
+        """Appends None for each input that is not differentiable."""
+        return [*grads, *[None] * (len(self.axes) - self.num_differentiable)]
 
     def _init_grads(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Creates zeros for the gradients; those of inputs that every chunk reads are float32."""
@@ -199,13 +205,13 @@ class LossChunkLoop(ChunkLoop):
         self.aux.dtypes = [t.dtype for t in inputs[: self.num_differentiable]]
         return loss
 
-    def build_grad(self, dy: Tensor) -> list[Tensor]:
+    def build_grad(self, dy: Tensor) -> list[Tensor | None]:
         """Returns gradients of the differentiable inputs from the gradient of the loss."""
         grads = (self.aux[f"grad_{i}"] for i in range(self.num_differentiable))
         pairs = zip(grads, self.aux.dtypes, strict=True)
-        return [
+        return self._with_none([
             cast_if_needed(cast_if_needed(grad, popxl.float32) * dy, dtype) for grad, dtype in pairs
-        ]
+        ])  # fmt: skip
 
 
 class _ChunkModule(addons.Module):

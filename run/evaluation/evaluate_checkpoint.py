@@ -43,8 +43,9 @@ def evaluate_checkpoint(
         say(note)
     start = load_inference_weights(config)
     reference = ReferenceLogps.from_checkpoint(config, start)
-    add_ref_logps = None if reference is None else reference.add_to
-    evaluator = Evaluator(config, None, data_cache, add_ref_logps)
+    frozen = reference or Teacher.for_run(config, folder, _tokenizer(config, data_cache))
+    add_outputs = None if frozen is None else frozen.add_to
+    evaluator = Evaluator(config, None, data_cache, add_outputs)
     begin = time.perf_counter()
     start, result = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin

@@ -43,14 +43,14 @@ class Evaluator:
         config: RunConfig,
         weight_source: ModelSession | None = None,
         data_cache: DataCache | None = None,
-        add_ref_logps: Callable[[Samples], Samples] | None = None,
+        add_outputs: Callable[[Samples], Samples] | None = None,
     ) -> None:
         """
         Args:
             weight_source: the model whose weights are evaluated while it is entered, if there is
                 one. Weights that both programs store alike are not copied.
             data_cache: what the run shares; None: it has loaded nothing yet.
-            refer: gives samples what the objective's reference says of them.
+            add_outputs: gives samples the outputs of the objective's reference or teacher.
 
         Raises:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
@@ -72,7 +72,7 @@ class Evaluator:
         self._losses: LossSession | None = None
         if any(name in make_objective(config).metrics for name in self.metrics):
             samples = data.make_samples(corpus, for_eval=True)
-            self._samples = samples if add_ref_logps is None else add_ref_logps(samples)
+            self._samples = samples if add_outputs is None else add_outputs(samples)
             self._warn_truncated(self._samples.truncation.prompts)
             self._losses = compile_session(
                 lambda: LossSession(config, weight_source), "the program of the loss"

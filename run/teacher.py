@@ -1,0 +1,186 @@
+"""The teacher of a distillation: another model, whose outputs over a run's samples are stored.
+
+The teacher has a family, sizes, adapters and quantization of its own, and the run's devices,
+precision and sample lengths. Its weights are streamed through the devices, as in an evaluation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from config.errors import ConfigError
+from config.families import config_class_of_preset
+from config.presets import merge_over
+from config.process_checks import check_same_on_all_processes
+from config.sections import RunConfig
+from config.task import Seq2SeqData
+from data.samples import Samples
+from data.token_outputs import (
+    SamplesWithTokenOutputs,
+    loss_tokens_per_sample,
+    select_loss_tokens,
+    top_tokens_dtype,
+    top_tokens_rows,
+)
+from data.tokenizer import Tokenizer
+from files.formatting import format_path, format_value
+from files.run_folder import RunFolder
+from huggingface.hub import load_tokenizer
+from modelling.model_family import get_family
+from modelling.objectives import TopTokens
+from planning.config_loader import CONFIG_LOADER
+from planning.hardware.memory_check import check_lower_bound
+from run.frozen_outputs import FrozenModel, OutputKind, json_sha256
+from run.frozen_outputs_file import remove_stale_drafts
+from run.initial_state import load_weights
+from run.weight_checks import check_digests
+from terminal.screen import is_first_process
+
+OWN_FIELDS = ("family", "model", "adapter")
+"""Sections of the teacher's configuration that are its own; the others are the student's."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The teacher of a run, with its stored outputs.
+
+    Attributes:
+        config: the student's configuration.
+        model: the teacher.
+    """
+
+    config: RunConfig
+    model: FrozenModel
+
+    @classmethod
+    def for_run(
+        cls,
+        config: RunConfig,
+        folder: RunFolder,
+        tokenizer: Tokenizer,
+        previous: RunFolder | None = None,
+    ) -> Teacher | None:
+        """Returns the teacher of a run; None if its objective needs none.
+
+        Args:
+            folder: of the run, for the teacher's outputs.
+            previous: folder of the run that this one resumes, if it is another one.
+
+        Raises:
+            UserError: there is no such model, or it has another vocabulary.
+        """
+        if config.training.objective != "distill":
+            return None
+        of_teacher = teacher_config(config, tokenizer)
+        check_lower_bound(of_teacher)
+        weight_map = get_family(of_teacher).weight_map(of_teacher)
+        start = load_weights(of_teacher, weight_map)
+        weights = check_digests(start.tensors, start.source)
+        digests = dict(weights.digests(weight.name for weight in weight_map.weights))
+        sha256 = json_sha256(digests)
+        check_same_on_all_processes({"digest of the teacher": sha256})
+        model = FrozenModel(
+            "the teacher",
+            of_teacher,
+            sha256,
+            lambda: weights,
+            Path(config.training.teacher_cache or folder.teacher),
+            None if previous is None else previous.teacher,
+        )
+        return cls(config, model)
+
+    def add_to(self, samples: Samples) -> Samples:
+        """Add the teacher's outputs, stored or computed, to samples; collective."""
+        training, vocab_size = self.config.training, self.config.model.output_vocab_size
+        k, has_bin = training.top_k, training.distill_rest == "bin"
+        temperature = training.temperature if has_bin else 1.0
+        kind = OutputKind(
+            f"top {k} of {vocab_size}, rest at {temperature}",
+            top_tokens_dtype(k),
+            rows_per_sample=loss_tokens_per_sample,
+            to_rows=lambda stats, batch: top_tokens_rows(select_loss_tokens(stats, batch), k),
+            objective=TopTokens(k, temperature, vocab_size),
+        )
+        return SamplesWithTokenOutputs(samples, self.model.outputs(samples, kind))
+
+    def remove_drafts(self) -> None:
+        """Delete unfinished files of outputs that no process is writing."""
+        if self.config.training.teacher_cache is None and is_first_process():
+            remove_stale_drafts(self.model.folder)
+
+
+def teacher_config(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """Returns the configuration of the teacher's pass over the student's samples.
+
+    Args:
+        config: the student's configuration.
+        tokenizer: the student's.
+
+    Raises:
+        UserError: there is no such model, or it cannot read the student's samples.
+    """
+    name = str(config.training.teacher)
+    loaded = CONFIG_LOADER.from_load(name) or CONFIG_LOADER.from_model(name)
+    section = config_class_of_preset(loaded, name)
+    own = {field: loaded[field] for field in OWN_FIELDS if field in loaded}
+    output_field = get_family(config).sample_format.output_field
+    if get_family(section()).sample_format.output_field != output_field:
+        raise ConfigError(
+            f"training.teacher {format_path(name)} is a {section().family}, whose samples a "
+            f"{config.family} does not read: take a teacher that has "
+            f"{'an encoder too' if isinstance(config.data, Seq2SeqData) else 'a decoder alone'}"
+        )
+    quantization = config.training.teacher_quantization
+    model = {
+        **{name: getattr(config.model, name) for name in ("sequence_length", output_field)},
+        **({} if quantization is None else {"quantization": quantization}),
+        **{"eval": True, "precision": config.model.precision},
+    }
+    execution = config.execution.to_dict()
+    execution |= {"expert_groups": 1, "expert_parallel": False, "micro_batches_per_pass": "auto"}
+    of_run = {
+        "model": model,
+        "execution": execution,
+        "training": {"global_batch_size": config.training.global_batch_size},
+        "checkpoint": {"load": name, "allow_nonfinite": config.checkpoint.allow_nonfinite},
+    }
+    found = replace(section.from_dict(merge_over(own, of_run)), data=config.data)
+    _check_vocabulary(config, found, tokenizer, loaded.get("data", {}).get("tokenizer"))
+    return found
+
+
+def _check_vocabulary(
+    config: RunConfig, teacher: RunConfig, tokenizer: Tokenizer, name: str | None
+) -> None:
+    """Raises ConfigError unless a teacher knows the student's tokens by the same numbers.
+
+    Args:
+        name: of the teacher's tokenizer.
+    """
+    which = f"training.teacher {format_path(str(config.training.teacher))}"
+    advice = "distillation compares probabilities of tokens: take models of one vocabulary"
+    ours = tokenizer.hf_tokenizer.get_vocab()
+    rows, needed = teacher.model.vocab_size, tokenizer.required_vocab_size
+    theirs = {} if name is None else load_tokenizer(name).get_vocab()
+    by_id = {number: token for token, number in theirs.items()}
+    for token, number in sorted(ours.items(), key=lambda item: item[1]):
+        other = theirs.get(token)
+        if theirs and other != number and (other is not None or number in by_id):
+            there = format_value(by_id.get(number)) if other is None else f"number {other}"
+            raise ConfigError(
+                f"{which} has another vocabulary: {format_value(token)}, number {number} of the "
+                f"student, is {'not known' if other is None else there} there; {advice}"
+            )
+    if needed > rows:
+        raise ConfigError(f"{which} has {rows} tokens, but the student {needed}; {advice}")
+    if config.training.top_k > min(rows, config.model.vocab_size):
+        raise ConfigError(
+            f"training.top_k {config.training.top_k} must be at most the number of tokens, "
+            f"{min(rows, config.model.vocab_size)}"
+        )
+    if teacher.model.target_start != config.model.target_start:
+        raise ConfigError(
+            f"{which} begins answers with another token than the student: take a teacher of the "
+            "student's kind"
+        )
