@@ -22,14 +22,23 @@ from checkpoints.safetensors_files import sha256_of_bytes
 from config.errors import UserError
 from config.sections import RunConfig
 from data.samples import Samples
-from data.token_outputs import loss_tokens_per_sample, select_loss_tokens
+from data.token_outputs import (
+    loss_tokens_per_sample,
+    select_loss_tokens,
+    top_tokens_dtype,
+    top_tokens_rows,
+)
 from files.atomic_writing import write_file_atomically
 from files.errors import WriteError
-from modelling.objectives import Objective, TokenLogps
+from files.formatting import format_bytes, format_path
+from modelling.objectives import Objective, TokenLogps, TopTokens
 from run.frozen_outputs_file import COMPLETE, DRAFT, OutputsFile, read_complete_file
 from sessions.loss_evaluation import LossSession
 from sessions.session import compile_session
 from terminal.screen import is_first_process, progress_bar, say
+
+MAX_BYTES_IN_MEMORY = 2**28
+"""Size of outputs that may be held in memory where the disk has no room."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,12 @@ class FrozenModel:
             first = min(popdist.all_gather_object(file.num_samples))
             file.truncate(first)
             if first < len(samples):
-                say(f"{self.purpose}: {len(samples) - first} of {len(samples)} samples to compute")
+                nbytes = int(offsets[-1] - offsets[first]) * kind.dtype.itemsize
+                say(
+                    f"{self.purpose}: {len(samples) - first} of {len(samples)} samples to "
+                    f"compute, {format_bytes(nbytes)} in {format_path(self.folder)}"
+                )
+                self._check_free_space(nbytes)
                 self._append_missing(file, samples, kind)
             file.publish()
             popdist.all_gather_object("the file is complete")
@@ -125,6 +139,17 @@ class FrozenModel:
             published = read_complete_file(path, *args) if not is_first_process() else None
             file = file if published is None else published
         return file
+
+    def _check_free_space(self, nbytes: int) -> None:
+        """Raise UserError if outputs that memory should not hold do not fit on the disk."""
+        existing = next(p for p in (self.folder.absolute(), *self.folder.absolute().parents)
+                        if p.exists())  # fmt: skip
+        free = shutil.disk_usage(existing).free
+        if nbytes > max(free, MAX_BYTES_IN_MEMORY):
+            raise UserError(
+                f"{self.purpose} needs {format_bytes(nbytes)} in {format_path(self.folder)}, where "
+                f"{format_bytes(free)} are free: make room there, or name another folder"
+            )
 
     def _append_missing(self, file: OutputsFile, samples: Samples, kind: OutputKind) -> None:
         weights = self.weights()
@@ -160,6 +185,17 @@ def token_logps_kind(name: str) -> OutputKind:
         rows_per_sample=loss_tokens_per_sample,
         to_rows=lambda stats, batch: as_rows(select_loss_tokens(stats, batch), dtype),
         objective=TokenLogps(),
+    )
+
+
+def top_tokens_kind(k: int, temperature: float, vocab_size: int) -> OutputKind:
+    """Returns the kind of the likeliest tokens at all loss tokens; arguments as of `TopTokens`."""
+    return OutputKind(
+        f"top {k} of {vocab_size}, rest at {temperature}",
+        top_tokens_dtype(k),
+        rows_per_sample=loss_tokens_per_sample,
+        to_rows=lambda stats, batch: top_tokens_rows(select_loss_tokens(stats, batch), k),
+        objective=TopTokens(k, temperature, vocab_size),
     )
 
 

@@ -15,23 +15,17 @@ from config.presets import merge_over
 from config.process_checks import check_same_on_all_processes
 from config.sections import RunConfig
 from config.task import Seq2SeqData
+from data.pipeline import Pipeline
 from data.samples import Samples
-from data.token_outputs import (
-    SamplesWithTokenOutputs,
-    loss_tokens_per_sample,
-    select_loss_tokens,
-    top_tokens_dtype,
-    top_tokens_rows,
-)
+from data.token_outputs import SamplesWithTokenOutputs
 from data.tokenizer import Tokenizer
 from files.formatting import format_path, format_value
 from files.run_folder import RunFolder
 from huggingface.hub import load_tokenizer
 from modelling.model_family import get_family
-from modelling.objectives import TopTokens
 from planning.config_loader import CONFIG_LOADER
 from planning.hardware.memory_check import check_lower_bound
-from run.frozen_outputs import FrozenModel, OutputKind, json_sha256
+from run.frozen_outputs import FrozenModel, json_sha256, top_tokens_kind
 from run.frozen_outputs_file import remove_stale_drafts
 from run.initial_state import load_weights
 from run.weight_checks import check_digests
@@ -58,13 +52,14 @@ class Teacher:
         cls,
         config: RunConfig,
         folder: RunFolder,
-        tokenizer: Tokenizer,
+        data: Pipeline,
         previous: RunFolder | None = None,
     ) -> Teacher | None:
         """Returns the teacher of a run; None if its objective needs none.
 
         Args:
             folder: of the run, for the teacher's outputs.
+            data: the run's, whose tokenizer is compared with the teacher's.
             previous: folder of the run that this one resumes, if it is another one.
 
         Raises:
@@ -72,7 +67,7 @@ class Teacher:
         """
         if config.training.objective != "distill":
             return None
-        of_teacher = teacher_config(config, tokenizer)
+        of_teacher = teacher_config(config, data.tokenizer)
         check_lower_bound(of_teacher)
         weight_map = get_family(of_teacher).weight_map(of_teacher)
         start = load_weights(of_teacher, weight_map)
@@ -95,13 +90,7 @@ class Teacher:
         training, vocab_size = self.config.training, self.config.model.output_vocab_size
         k, has_bin = training.top_k, training.distill_rest == "bin"
         temperature = training.temperature if has_bin else 1.0
-        kind = OutputKind(
-            f"top {k} of {vocab_size}, rest at {temperature}",
-            top_tokens_dtype(k),
-            rows_per_sample=loss_tokens_per_sample,
-            to_rows=lambda stats, batch: top_tokens_rows(select_loss_tokens(stats, batch), k),
-            objective=TopTokens(k, temperature, vocab_size),
-        )
+        kind = top_tokens_kind(k, temperature, vocab_size)
         return SamplesWithTokenOutputs(samples, self.model.outputs(samples, kind))
 
     def remove_drafts(self) -> None:
@@ -135,7 +124,8 @@ def teacher_config(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     model = {
         **{name: getattr(config.model, name) for name in ("sequence_length", output_field)},
         **({} if quantization is None else {"quantization": quantization}),
-        **{"eval": True, "precision": config.model.precision},
+        "eval": True,
+        "precision": config.model.precision,
     }
     execution = config.execution.to_dict()
     execution |= {"expert_groups": 1, "expert_parallel": False, "micro_batches_per_pass": "auto"}

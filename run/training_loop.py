@@ -177,7 +177,7 @@ def _set_up_and_train(
             return None
     run_folder = RunFolder(Path(config.checkpoint.save or folder.path))
     reference = ReferenceLogps.for_run(config, start, run_folder)
-    teacher = Teacher.for_run(config, run_folder, data.tokenizer, _previous_run(start))
+    teacher = Teacher.for_run(config, run_folder, data, _previous_run(start))
     frozen = reference or teacher
     if frozen is not None:
         loader = Loader.from_config(config, frozen.add_to(samples))

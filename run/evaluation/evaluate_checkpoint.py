@@ -11,13 +11,16 @@ from checkpoints import CheckpointStore, has_checkpoint
 from config.process_checks import check_same_run_on_all_processes
 from config.sections import RunConfig
 from data.data_cache import DataCache
+from data.pipeline import Pipeline
 from files.atomic_writing import check_can_write_folder
 from files.run_folder import RunFolder
+from modelling.model_family import get_family
 from run.evaluation.eval_result import EvalResult
 from run.evaluation.evaluator import Evaluator
 from run.initial_state import load_inference_weights
 from run.reference_logps import ReferenceLogps
 from run.startup_warnings import length_warnings
+from run.teacher import Teacher
 from terminal.screen import is_first_process, say
 
 
@@ -43,7 +46,10 @@ def evaluate_checkpoint(
         say(note)
     start = load_inference_weights(config)
     reference = ReferenceLogps.from_checkpoint(config, start)
-    frozen = reference or Teacher.for_run(config, folder, _tokenizer(config, data_cache))
+    data_cache = data_cache or DataCache()
+    data = Pipeline(config, get_family(config).sample_format, data_cache)
+    run = None if start.checkpoint is None else RunFolder.from_step_folder(start.checkpoint.path)
+    frozen = reference or Teacher.for_run(config, run or folder, data)
     add_outputs = None if frozen is None else frozen.add_to
     evaluator = Evaluator(config, None, data_cache, add_outputs)
     begin = time.perf_counter()

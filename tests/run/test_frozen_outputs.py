@@ -17,7 +17,7 @@ from data.samples import IGNORE_INDEX, Samples
 from data.seq2seq import EncodedExamples, PackedExamples
 from data.token_outputs import SamplesWithTokenOutputs
 from modelling.layers import LMHeadLoss
-from run.frozen_outputs import FrozenModel, OutputKind, token_logps_kind
+from run.frozen_outputs import FrozenModel, OutputKind, token_logps_kind, top_tokens_kind
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.sessions import transposed
 from tests.modelling.t5 import training as t5
@@ -119,6 +119,37 @@ def test_log_probabilities_of_tokens_are_those_of_transformers(
     np.testing.assert_allclose(logps[in_loss], of_label, rtol=1e-4, atol=1e-5)
     each = len(labels) // len(samples)
     np.testing.assert_array_equal(again, logps[2 * each : 2 * each + 1])
+
+
+@pytest.mark.parametrize(
+    ("family", "dp", "tp", "micro", "k", "temperature"),
+    [
+        ("gptj", 2, 2, 2, 40, 2.0),  # more than the 30 tokens of a device
+        *(slow("gptj", 1, 1, micro, 5, 1.0) for micro in (1, 2, 8)),
+        *(slow("gptj", 1, 2, 2, 9, 0.5), slow("gptj", 1, 1, 2, 55, 1.0)),
+        *(slow("t5", 2, 2, 2, 7, 3.0), slow("t5", 1, 1, 4, 1, 1.0)),
+    ],
+)
+def test_a_teachers_likeliest_tokens_are_those_of_transformers(
+    family: str, dp: int, tp: int, micro: int, k: int, temperature: float, tmp_path: Path
+) -> None:
+    """The student has fewer tokens, which none of the teacher's others replaces."""
+    config, samples, hf = case(family, dp, tp, micro, 2)
+    size = 55
+    kind = top_tokens_kind(k, temperature, size)
+    with frozen(tmp_path, config, logical(hf)).outputs(samples, kind) as file:
+        rows = file.rows(np.arange(len(samples)))
+    logps = torch.tensor(their_logits(family, hf, samples))[:, :size].log_softmax(-1)
+    ids, found = torch.tensor(np.array(rows["teacher_ids"])).long(), rows["teacher_logps"]
+    assert rows.dtype.itemsize == 6 * k + 4
+    assert (ids.sort(-1).values.diff(dim=-1) > 0).all(), "all are different"
+    np.testing.assert_allclose(logps.gather(1, ids), logps.topk(k).values, atol=1e-4)
+    np.testing.assert_allclose(found, logps.gather(1, ids), rtol=1e-3, atol=1e-4)
+    rest = (logps / temperature).scatter(1, ids, -torch.inf).logsumexp(-1)
+    if k < size:
+        np.testing.assert_allclose(rows["teacher_rest"], rest, rtol=1e-4, atol=1e-4)
+    else:
+        assert (rows["teacher_rest"] < -80).all()
 
 
 def test_what_is_computed_is_read_afterwards(tmp_path: Path) -> None:

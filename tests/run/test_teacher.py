@@ -1,0 +1,197 @@
+"""Runs that distil a teacher: its outputs are stored once, and what does not fit is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import run_export
+import run_finetuning
+import run_validation
+from checkpoints import load_checkpoint
+from data.samples import Samples
+from run.frozen_outputs import FrozenModel
+from run.records.metrics_jsonl import read_metrics
+from sessions.loss_evaluation import LossSession
+from tests import small_runs
+from tests.small_runs import BATCH, MODEL, RATE, TRAINING, random_model
+
+pytestmark = pytest.mark.usefixtures("few")
+
+WORDS = ("lamp", "clock", "book", "carpet", "mirror", "painting", "chair", "box", "bag", "coat")
+TEACHER = ("--config", "tiny", "--layers", "2", "--hidden_size", "64", "--d_ff", "64",
+           "--heads", "2", "--d_kv", "32")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of Hugging Face's form, twice as wide and deep as the student."""
+    return random_model(tmp_path_factory.mktemp("model") / "teacher", *TEACHER)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 prompts with answers."""
+    file = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    file.write_text("".join(
+        json.dumps({"prompt": f"{name} took", "completion": f"the {word}"}) + "\n"
+        for name in ("Anna", "Ben") for word in WORDS
+    ))  # fmt: skip
+    return file
+
+
+def train(folder: Path, teacher: Path, rows: Path, *arguments: str) -> int:
+    data = ("--data.train", str(rows), "--data.validation", str(rows), "--load", "random")
+    distil = ("--training.objective", "distill", "--training.teacher", str(teacher))
+    metrics = ("--eval.metrics", "loss,kd_loss,perplexity")
+    return small_runs.train(folder, *TRAINING, *data, *distil, *metrics, *arguments)
+
+
+@pytest.fixture(scope="module")
+def run(teacher: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, evaluated at each second one."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    best = ("--eval.steps", "2", "--checkpoint.keep_best", "kd_loss")
+    assert train(folder, teacher, rows, "--steps", "4", *best) == 0
+    return folder
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    return dict(load_checkpoint(folder).tensors)
+
+
+def check_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The rows of the stored files, which differ in the sizes of their records, by file name."""
+    return {path.name: path.read_bytes() for path in (folder / "teacher").iterdir()}
+
+
+def test_a_run_tells_of_its_teacher_and_keeps_the_best(run: Path, capsys: Any) -> None:
+    """The same samples are trained and evaluated: one file has the outputs of both."""
+    (path,) = (run / "teacher").iterdir()
+    first, *_, last = read_metrics(run / "metrics.jsonl")
+    assert first["loss"] == pytest.approx((first["kd_loss"] + first["cross_entropy"]) / 2)
+    assert first["perplexity"] == pytest.approx(np.exp(first["cross_entropy"]))
+    assert last["eval_kd_loss"] < first["kd_loss"]
+    assert load_checkpoint(run / "best").step == 4
+    assert run_validation.main(["--load", str(run)]) == 0
+    found = json.loads((run / "eval.json").read_text())
+    for name in ("loss", "kd_loss", "perplexity"):
+        assert found[name] == pytest.approx(last[f"eval_{name}"], rel=1e-5)
+    assert [*(run / "teacher").iterdir()] == [path]
+    assert "samples to compute" not in capsys.readouterr().err
+
+
+def test_a_pass_that_was_killed_goes_on(run, teacher, rows, tmp_path, monkeypatch, capsys) -> None:
+    texts, done = LossSession.loss_stats, []
+
+    def killed(model: LossSession, samples: Samples, first: int = 0) -> Iterator[Any]:
+        for part in texts(model, samples, first):
+            yield part
+            done.append(part[0].start)
+            if len(done) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(LossSession, "loss_stats", killed)
+    assert train(tmp_path / "run", teacher, rows, "--steps", "2") == 128 + signal.SIGINT
+    assert "20 of 20 samples to compute, " in capsys.readouterr().err  # and its size
+    assert train(tmp_path / "run", teacher, rows, "--steps", "2") == 0
+    assert train(tmp_path / "run", teacher, rows, "--steps", "4") == 0
+    assert done == [0, 8, 16], "no batch is computed twice"
+    assert contents(tmp_path / "run") == contents(run)
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
+
+
+def test_runs_share_outputs_of_the_same_teacher(
+    run, teacher, rows, tmp_path, monkeypatch, capsys
+) -> None:
+    """By another temperature and weight too, but not of another number of tokens."""
+
+    def fails(*_: object) -> None:
+        raise AssertionError("the teacher is asked again")
+
+    monkeypatch.setattr(FrozenModel, "_compute", fails)
+    cache = ("--training.teacher_cache", str(run / "teacher"), "--steps", "2")
+    other = ("--training.temperature", "2", "--training.distill_weight", "0.9")
+    assert train(tmp_path / "run", teacher, rows, *cache, *other) == 0
+    with pytest.raises(AssertionError, match="asked again"):
+        train(tmp_path / "other", teacher, rows, *cache, "--training.top_k", "8")
+
+
+def test_what_does_not_fit_is_named(teacher, rows, tmp_path, capsys, monkeypatch) -> None:
+    def error_of(*arguments: str, teacher: Path = teacher) -> str:
+        assert train(tmp_path / "run", teacher, rows, "--steps", "2", *arguments) == 2
+        *_, last = capsys.readouterr().err.strip().splitlines()
+        assert last.startswith("error: ")
+        return str(last)
+
+    assert "nowhere" in error_of(teacher=tmp_path / "nowhere")
+    other = tmp_path / "other"
+    shutil.copytree(teacher, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[50], vocabulary[51] = vocabulary[51], vocabulary[50]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    said = error_of(teacher=other)
+    assert "has another vocabulary: " in said
+    assert "number 50 of the student, is number 51 there" in said
+    decoder = random_model(tmp_path / "decoder", "--config", "gptj_tiny", "--layers", "1")
+    assert "take a teacher that has an encoder too" in error_of(teacher=decoder)
+    assert "training.top_k 2000 must be at most 1024" in error_of("--training.top_k", "2000")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))  # type: ignore[attr-defined]
+    monkeypatch.setattr("run.frozen_outputs.MAX_BYTES_IN_MEMORY", 0)
+    assert "where 5 bytes are free" in error_of()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--training.objective", "distill"), "give --training.teacher FOLDER"),
+        (("--training.teacher", "there"), "training.teacher is for distill, not for cross_entropy"),
+        (("--training.top_k", "8"), "training.top_k is for distill"),
+    ],
+)
+def test_settings_that_are_missing_or_not_read(arguments, said, rows, tmp_path, capsys) -> None:
+    data = ("--data.train", str(rows), "--load", "random")
+    command = [*MODEL, *data, *arguments, "--run-dir", str(tmp_path / "run")]
+    assert run_finetuning.main(command) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_teacher_may_be_a_run_with_adapters_or_in_few_bits(teacher, rows, tmp_path) -> None:
+    """Its answers are those of its export, or close to those of its weights."""
+    adapted = ("--adapter.rank", "2", "--adapter.targets", "q", "v", "--steps", "2")
+    data = ("--data.train", str(rows), "--load", str(teacher))
+    assert small_runs.train(tmp_path / "tuned", *BATCH, *RATE, *data, *adapted) == 0
+    merged = tmp_path / "merged"
+    assert run_export.main(["--load", str(tmp_path / "tuned"), "--save-hf", str(merged),
+                            "--merge"]) == 0  # fmt: skip
+    losses = [
+        first_kd_loss(tmp_path / f"run{number}", one, rows, *flags)
+        for number, (one, flags) in enumerate([
+            (teacher, ()), (tmp_path / "tuned", ()), (merged, ()),
+            (teacher, ("--training.teacher_quantization", "int8")),
+        ])
+    ]  # fmt: skip
+    plain, tuned, exported, few_bits = losses
+    assert tuned == pytest.approx(exported, rel=1e-5)
+    assert abs(tuned / plain - 1) > 1e-4
+    assert 1e-7 < abs(few_bits / plain - 1) < 1e-2
+
+
+def first_kd_loss(folder: Path, teacher: Path, rows: Path, *flags: str) -> float:
+    assert train(folder, teacher, rows, "--steps", "1", *flags) == 0
+    return float(read_metrics(folder / "metrics.jsonl")[0]["kd_loss"])
