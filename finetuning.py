@@ -36,6 +36,7 @@ UNUSED = UnusedFields(
         *("training.steps", "training.epochs", "training.max_skipped_steps"),
         *("training.optimizer.learning_rate", "training.reference_cache", "training.beta"),
         *("training.gamma", "training.multi_label"),
+        *("training.teacher_quantization", "training.teacher_cache"),
     ),
     used=("data.examples_per_sample", "checkpoint.load"),
     reason="it measures steps of training on generated data, from random weights",
@@ -88,7 +89,7 @@ def measure_throughput(
     Args:
         without_disk: a context in which requests to the disk take no time.
     """
-    if config.training.row_type:
+    if config.training.row_type or config.training.teacher:
         raise ConfigError(
             f"generated data are texts alone, without what {config.training.objective} learns "
             "from: give --training.objective cross_entropy"

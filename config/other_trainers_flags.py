@@ -220,6 +220,11 @@ TRAINING = (
     Flag("simpo_gamma", "--training.gamma"),
     Flag("ref_model ref_model_path ref_model_name_or_path reference_model",
          hint="the reference is the model that training begins with"),
+    Flag("teacher teacher_model teacher_model_path teacher_model_name_or_path",
+         "--training.teacher"),
+    Flag("kd_alpha kd_ratio kd_weight", "--training.distill_weight"),
+    Flag("kd_temperature", "--training.temperature"),
+    Flag("kd_top_k teacher_top_k", "--training.top_k"),
     Flag("precompute_ref_log_probs precompute_ref_batch_size",
          hint="the reference always speaks once, before training"),
     Flag("desirable_weight undesirable_weight loss_weights ld_alpha rpo_alpha pref_ftx "

@@ -140,6 +140,15 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "training.reference_cache": ("there", ""),
     }),
     "simpo": ({"training.objective": "simpo"}, {"training.gamma": (0.1, LOSS)}),
+    "distillation": ({"training.objective": "distill", "training.teacher": "there"}, {
+        "training.distill_rest": ("bin", LOSS),
+        "training.distill_weight": (0.1, LOSS),
+        "training.teacher": ("elsewhere", ""),
+        "training.teacher_cache": ("there", ""),
+        "training.teacher_quantization": ("int4", ""),
+        "training.temperature": (2.0, LOSS),
+        "training.top_k": (8, LOSS),
+    }),
     "adafactor": ({"training.optimizer.name": "adafactor"}, {
         f"training.optimizer.adafactor.{name}": (value, "T")
         for name, value in {"beta1": 0.5, "decay_rate": 0.5, "eps": 1e-3, "clip_threshold": 0.5,
