@@ -73,7 +73,10 @@ _OPTIMIZERS = {"adafactor": "adafactor"} | dict.fromkeys(
 ) | dict.fromkeys(
     ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), _8_BITS
 )  # fmt: skip
-_OBJECTIVES = {"sigmoid": "dpo", "nll": "cross_entropy"} | {name: name for name in OBJECTIVES}
+_DISTILL = "--training.objective distill --training.teacher FOLDER"
+_OBJECTIVES = {"sigmoid": "dpo", "nll": "cross_entropy"} | {
+    name: name for name, spec in OBJECTIVES.items() if "teacher" not in spec.settings
+}
 _RATE = "--training.optimizer.learning_rate"
 _LORA, _QLORA = "--adapter.rank 8", "--quantization int4 --adapter.rank 8"
 _BEST = "`--load RUN/best` takes them"
@@ -221,10 +224,10 @@ TRAINING = (
     Flag("ref_model ref_model_path ref_model_name_or_path reference_model",
          hint="the reference is the model that training begins with"),
     Flag("teacher teacher_model teacher_model_path teacher_model_name_or_path",
-         "--training.teacher"),
-    Flag("kd_alpha kd_ratio kd_weight", "--training.distill_weight"),
-    Flag("kd_temperature", "--training.temperature"),
-    Flag("kd_top_k teacher_top_k", "--training.top_k"),
+         hint=f"`{_DISTILL}`"),
+    Flag("kd_alpha kd_ratio kd_weight", hint=f"`{_DISTILL} --training.distill_weight 0.5`"),
+    Flag("kd_temperature", hint=f"`{_DISTILL} --training.temperature 2`"),
+    Flag("kd_top_k teacher_top_k", hint=f"`{_DISTILL} --training.top_k 64`"),
     Flag("precompute_ref_log_probs precompute_ref_batch_size",
          hint="the reference always speaks once, before training"),
     Flag("desirable_weight undesirable_weight loss_weights ld_alpha rpo_alpha pref_ftx "

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,6 +39,18 @@ from terminal.screen import is_first_process, progress_bar, say
 
 MAX_BYTES_IN_MEMORY = 2**28
 """Size of outputs that may be held in memory where the disk has no room."""
+
+
+class OutputsSource(Protocol):
+    """Interface of the frozen model that an objective needs: a reference or a teacher."""
+
+    def add_to(self, samples: Samples) -> Samples:
+        """Add the model's outputs, cached or computed, to samples; collective."""
+        ...
+
+    def remove_drafts(self) -> None:
+        """Delete unfinished files of outputs that no process is writing."""
+        ...
 
 
 @dataclass(frozen=True)

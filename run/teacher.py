@@ -150,13 +150,13 @@ def _check_vocabulary(
     """
     which = f"training.teacher {format_path(str(config.training.teacher))}"
     advice = "distillation compares probabilities of tokens: take models of one vocabulary"
-    ours = tokenizer.hf_tokenizer.get_vocab()
+    student_ids = tokenizer.hf_tokenizer.get_vocab()
     rows, needed = teacher.model.vocab_size, tokenizer.required_vocab_size
-    theirs = {} if name is None else load_tokenizer(name).get_vocab()
-    by_id = {number: token for token, number in theirs.items()}
-    for token, number in sorted(ours.items(), key=lambda item: item[1]):
-        other = theirs.get(token)
-        if theirs and other != number and (other is not None or number in by_id):
+    teacher_ids = {} if name is None else load_tokenizer(name).get_vocab()
+    by_id = {number: token for token, number in teacher_ids.items()}
+    for token, number in sorted(student_ids.items(), key=lambda item: item[1]):
+        other = teacher_ids.get(token)
+        if teacher_ids and other != number and (other is not None or number in by_id):
             there = format_value(by_id.get(number)) if other is None else f"number {other}"
             raise ConfigError(
                 f"{which} has another vocabulary: {format_value(token)}, number {number} of the "

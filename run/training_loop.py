@@ -177,8 +177,7 @@ def _set_up_and_train(
             return None
     run_folder = RunFolder(Path(config.checkpoint.save or folder.path))
     reference = ReferenceLogps.for_run(config, start, run_folder)
-    teacher = Teacher.for_run(config, run_folder, data, _previous_run(start))
-    frozen = reference or teacher
+    frozen = reference or Teacher.for_run(config, run_folder, data, _previous_run(start))
     if frozen is not None:
         loader = Loader.from_config(config, frozen.add_to(samples))
         _restore_data_and_steps(data.config, options, loader, start)
@@ -187,8 +186,7 @@ def _set_up_and_train(
     print_profile_plan(config, options, start.step)
     model = compile_session(lambda: TrainingSession(config), "the training program")
     evaluates = config.eval.steps is not None
-    add_outputs = None if frozen is None else frozen.add_to
-    evaluator = Evaluator(config, model, data_cache, add_outputs) if evaluates else None
+    evaluator = Evaluator(config, model, data_cache, frozen) if evaluates else None
     if frozen is not None:
         frozen.remove_drafts()
     data_cache.drop_corpus("validation")

@@ -149,6 +149,7 @@ RUN_FILES = {
     "packed/",
     "base/",
     "reference/",
+    "teacher/",
     "profile/",
     "run.json",
     "tokenizer/",

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import popxl
-from modelling.layers.masking import MASK_VALUE
 from popxl import Tensor, ops
 from popxl_addons.ops.token_logits import mask_logits, select_logits
 
 if TYPE_CHECKING:
     from modelling.layers.parallel import ParallelGroups
+
+MASKED = -1e9
+"""A logit whose exponential is 0, after division by any temperature."""
 
 SMALLEST_SUM = 1e-37
 """Sum of exponentials that stands for none."""
@@ -38,7 +40,7 @@ class ShardedLogits:
         classes = np.arange(local_size * self.groups.tensor_parallel)
         if vocab_size >= len(classes):
             return self
-        mask = np.where(classes < vocab_size, 0, MASK_VALUE)
+        mask = np.where(classes < vocab_size, 0, MASKED)
         beyond: Tensor = popxl.constant(mask, popxl.float32, "beyond_the_vocabulary")
         if self.groups.tensor_parallel > 1:
             beyond = ops.collectives.replicated_slice(beyond, 0, self.groups.tp)
@@ -75,7 +77,7 @@ class ShardedLogits:
 
     def without_tokens(self, ids: Tensor) -> ShardedLogits:
         """Returns them with those of token ids, int32 (tokens, k), masked."""
-        masked = mask_logits(self.local, self._local_ids(ids), value=MASK_VALUE)
+        masked = mask_logits(self.local, self._local_ids(ids), value=MASKED)
         return ShardedLogits(masked, self.groups)
 
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,7 @@ def evaluate_checkpoint(
     data = Pipeline(config, get_family(config).sample_format, data_cache)
     run = None if start.checkpoint is None else RunFolder.from_step_folder(start.checkpoint.path)
     frozen = reference or Teacher.for_run(config, run or folder, data)
-    add_outputs = None if frozen is None else frozen.add_to
-    evaluator = Evaluator(config, None, data_cache, add_outputs)
+    evaluator = Evaluator(config, None, data_cache, frozen)
     begin = time.perf_counter()
     start, result = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin

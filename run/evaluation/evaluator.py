@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +15,6 @@ from data.data_cache import DataCache
 from data.examples import Corpus
 from data.label_candidates import LabelCandidates
 from data.pipeline import Pipeline
-from data.samples import Samples
 from data.task import Task, task_from_config
 from modelling.model_family import get_family
 from modelling.objectives import make_objective
@@ -27,6 +26,7 @@ from run.evaluation.text_metrics import (
     TEXT_METRICS,
     sacrebleu_scores,
 )
+from run.frozen_outputs import OutputsSource
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession, compile_session
 from terminal.screen import progress_bar, say
@@ -43,14 +43,14 @@ class Evaluator:
         config: RunConfig,
         weight_source: ModelSession | None = None,
         data_cache: DataCache | None = None,
-        add_outputs: Callable[[Samples], Samples] | None = None,
+        frozen: OutputsSource | None = None,
     ) -> None:
         """
         Args:
             weight_source: the model whose weights are evaluated while it is entered, if there is
                 one. Weights that both programs store alike are not copied.
             data_cache: what the run shares; None: it has loaded nothing yet.
-            add_outputs: gives samples the outputs of the objective's reference or teacher.
+            frozen: the objective's reference or teacher; None: it needs none.
 
         Raises:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
@@ -72,7 +72,7 @@ class Evaluator:
         self._losses: LossSession | None = None
         if any(name in make_objective(config).metrics for name in self.metrics):
             samples = data.make_samples(corpus, for_eval=True)
-            self._samples = samples if add_outputs is None else add_outputs(samples)
+            self._samples = samples if frozen is None else frozen.add_to(samples)
             self._warn_truncated(self._samples.truncation.prompts)
             self._losses = compile_session(
                 lambda: LossSession(config, weight_source), "the program of the loss"

@@ -393,7 +393,7 @@ class Module(popxl.Module):
         """True if the class overrides `build_grad`."""
         return overrides(type(self), Module, "build_grad")
 
-    def build_grad(self, *args: Any, **kwargs: Any) -> Tensors:
+    def build_grad(self, *args: Any, **kwargs: Any) -> Tensor | Iterable[Tensor | None] | None:
         """Build the gradient of `build` by hand; optional, for subclasses.
 
         It gets the gradient of each provided output, finds in `self.aux` what `build` kept there,

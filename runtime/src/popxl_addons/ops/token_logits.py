@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
+import numpy as np
 
 from popxl.custom import jax_op
 
@@ -20,8 +20,8 @@ def select_logits(logits: Any, ids: Any) -> Any:
     Returns:
         (n, k) in the dtype of the logits.
     """
-    nearest = jnp.clip(ids, 0, logits.shape[1] - 1)
-    return jnp.where(ids == nearest, jnp.take_along_axis(logits, nearest, 1), 0)
+    nearest = ids.clip(0, logits.shape[1] - 1)
+    return (ids == nearest) * logits[_rows(logits), nearest]
 
 
 @jax_op(name="mask_logits")
@@ -36,6 +36,10 @@ def mask_logits(logits: Any, ids: Any, *, value: float) -> Any:
         (n, classes) in the dtype of the logits.
     """
     classes = logits.shape[1]
-    columns = jnp.where((ids >= 0) & (ids < classes), ids, classes)
-    rows = jnp.arange(logits.shape[0], dtype=ids.dtype)[:, None]
-    return logits.at[rows, columns].set(value, mode="drop")
+    is_class = (ids >= 0) & (ids < classes)
+    columns = is_class * ids + ~is_class * classes
+    return logits.at[_rows(logits), columns].set(value, mode="drop")
+
+
+def _rows(logits: Any) -> np.ndarray:
+    return np.arange(logits.shape[0], dtype=np.int32)[:, None]
