@@ -61,3 +61,6 @@ Metrics = Mapping[str, Callable[[MetricSums], float]]
 
 ANSWER_METRICS = ("accuracy", "macro_f1", "exact_match", "rouge_l", "bleu", "chrf")
 """Metrics of generated answers."""
+
+RETRIEVAL_METRICS = ("recall@1", "recall@5", "recall@10", "ndcg@10")
+"""Metrics of embeddings: how many of an anchor's positives are among the nearest documents."""

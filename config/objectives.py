@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from config.metrics import (
     ANSWER_METRICS,
+    RETRIEVAL_METRICS,
     Metrics,
     MetricSums,
     compute_metric_mean,
@@ -18,11 +19,11 @@ from config.metrics import (
     perplexity,
 )
 
-RowType = Literal["paired", "unpaired", "labeled", "scored"]
+RowType = Literal["paired", "unpaired", "labeled", "scored", "contrastive"]
 """Rows of an objective that learns from more than texts.
 
 paired: a chosen and a rejected answer; unpaired: single answers, liked or not; labeled: texts with
-classes; scored: texts with a number.
+classes; scored: texts with a number; contrastive: an anchor, a positive and negatives.
 """
 
 HeadType = Literal["lm", "classifier", "none"]
@@ -41,6 +42,7 @@ class ObjectiveSpec:
         settings: fields of `Training` that it reads and some other objective does not.
         default_beta: `training.beta` where it is null.
         head: head of the model.
+        needs_whole_batch: True if the loss compares all samples of an optimizer step.
     """
 
     metrics: Metrics
@@ -48,6 +50,7 @@ class ObjectiveSpec:
     higher_is_better: Set[str] = frozenset()
     settings: Set[str] = frozenset()
     default_beta: float = 0.0
+    needs_whole_batch: bool = False
     head: HeadType = "lm"
 
 
@@ -129,13 +132,20 @@ OBJECTIVES: Mapping[str, ObjectiveSpec] = {
         {"pearson"},
         head="classifier",
     ),
+    "contrastive": ObjectiveSpec(
+        {"loss": mean_loss},
+        "contrastive",
+        settings={"pooling", "scale", "symmetric", "bidirectional", "negatives"},
+        needs_whole_batch=True,
+        head="none",
+    ),
 }
 
 METRICS: Mapping[str, bool] = {
     **{
         name: name in spec.higher_is_better for spec in OBJECTIVES.values() for name in spec.metrics
     },
-    **dict.fromkeys(ANSWER_METRICS, True),
+    **dict.fromkeys((*ANSWER_METRICS, *RETRIEVAL_METRICS), True),
 }
 """All metrics, and whether more is better."""
 

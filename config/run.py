@@ -235,6 +235,10 @@ class Evaluation(ConfigSection):
     """Which of the metrics that checkpoint.keep_best may name, separated by commas. null: all that
     suit the task."""
 
+    corpus: PathText | None = None
+    """contrastive: more documents to find positives among, as for data.train, with a column text.
+    null: the positives and negatives of the validation split alone."""
+
     constrained: bool = False
     """Answer with the most likely of data.class_labels, by the sum of its tokens'
     log-probabilities; false: with generated text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from config.adapter import NEW
 from config.adapter import Adapter as Adapter
@@ -23,7 +23,7 @@ from config.run import Checkpoint as Checkpoint
 from config.run import Evaluation as Evaluation
 from config.run import Execution as Execution
 from config.run import Generation as Generation
-from config.task import CausalLMData
+from config.task import CausalLMData, Seq2SeqData
 from config.task import Data as Data
 from config.training import LearningRate as LearningRate
 from config.training import Optimizer as Optimizer
@@ -82,6 +82,13 @@ class RunConfig(ConfigSection):
     def best_metric(self) -> str | None:
         """Metric that selects the best checkpoint; None if none is tracked."""
         return self.checkpoint.keep_best or ("loss" if self.eval.patience else None)
+
+    @property
+    def micro_batches_per_pass(self) -> int | Literal["auto"]:
+        """`execution.micro_batches_per_pass`; all, if the loss compares them."""
+        configured = self.execution.micro_batches_per_pass
+        needs_all = configured == "auto" and self.training.needs_whole_batch
+        return self.gradient_accumulation if needs_all else configured
 
     @property
     def experts(self) -> int:
@@ -232,6 +239,7 @@ class RunConfig(ConfigSection):
         self._check_experts()
         self._check_trained_weights()
         self._check_trained_tokens()
+        self._check_contrastive()
         self._check_execution()
         check_length_buckets(self)
         # Generation has no optimizer step, so any batch will do.
@@ -250,10 +258,42 @@ class RunConfig(ConfigSection):
             self.require_multiple(
                 "the gradient accumulation", self.gradient_accumulation, "micro_batches_per_pass"
             )
+            self._check_whole_batch()
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
         if self.model.quant is not None:
             self._check_quantization(self.model.quant)
+
+    def _check_contrastive(self) -> None:
+        is_contrastive = self.training.row_type == "contrastive"
+        if self.eval.corpus is not None and not is_contrastive:
+            raise ContradictionError(
+                f"eval.corpus is for contrastive, not for {self.training.objective}: leave it out",
+                {"eval.corpus": None},
+                "training.objective",
+            )
+        if is_contrastive and self.data.format not in (None, "prompt_completion"):
+            raise ContradictionError(
+                "contrastive rows are texts: leave out data.format",
+                {"data.format": None},
+                "training.objective",
+            )
+        if self.training.bidirectional and isinstance(self.data, Seq2SeqData):
+            raise ConfigError(
+                "training.bidirectional is for decoder-only models: an encoder's tokens attend to "
+                "all others anyway"
+            )
+
+    def _check_whole_batch(self) -> None:
+        per_pass, count = self.execution.micro_batches_per_pass, self.gradient_accumulation
+        if self.training.needs_whole_batch and per_pass != count:
+            raise ContradictionError(
+                f"training.objective {self.training.objective} compares all samples of a step, so "
+                f"a pass has all its {count} micro-batches, but execution.micro_batches_per_pass "
+                f"is {per_pass}: leave it out",
+                {"execution.micro_batches_per_pass": "auto"},
+                "training.objective",
+            )
 
     def _check_experts(self) -> None:
         groups = self.execution.expert_groups

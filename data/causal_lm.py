@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from config.sections import RunConfig
-from config.task import CausalLMData, LossOn, OnLongTarget, SegmentsData
+from config.task import CausalLMData, LossOn, OnLongTarget
 from data.examples import Example, Languages
 from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.preference_samples import (
@@ -22,9 +22,16 @@ from data.preference_samples import (
     PreferenceSamples,
     count_prompt_tokens,
     make_kto_labels,
+    max_examples_per_sample,
 )
 from data.prompt_boundary import count_leading_special_tokens, encode_examples, encode_prompts
-from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
+from data.sample_format import (
+    SampleFormat,
+    TokenInLoss,
+    length_multiple,
+    pad_right,
+    sequences_without_loss,
+)
 from data.samples import (
     IGNORE_INDEX,
     Batch,
@@ -272,7 +279,7 @@ class CausalLM(SampleFormat):
             return TokenBlocks.from_stream(stream, length, tokenizer.pad_token_id)
         num_fixed = len(tokenizer.affix_ids[0])
         return PackedSequences.from_stream(
-            stream, length, tokenizer.pad_token_id, max_sequences_per_sample(config), num_fixed
+            stream, length, tokenizer.pad_token_id, max_examples_per_sample(config), num_fixed
         )
 
     def encode_texts(
@@ -302,7 +309,7 @@ class CausalLM(SampleFormat):
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
-        length, pairs_per_sample = config.model.sequence_length, max_sequences_per_sample(config)
+        length, pairs_per_sample = config.model.sequence_length, max_examples_per_sample(config)
         limit = TokenLimit(length, "sequence_length")  # positions begin anew in each text
         fitting_pairs, truncation = truncate_pairs(
             pairs, limit, config.data.on_long_target, tokenizer
@@ -423,6 +430,8 @@ class CausalLM(SampleFormat):
         }
 
     def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
+        if "labels" not in batch:
+            return sequences_without_loss(batch)
         sequences = list[list[TokenInLoss]]()
         segment_ids, ids = get_segment_ids(batch), batch["input_ids"]
         no_labels = np.full_like(ids, IGNORE_INDEX)
@@ -469,11 +478,6 @@ def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
     positions = np.arange(segment_ids.shape[1], dtype=np.int32)
     is_start = np.diff(segment_ids, axis=1, prepend=-1) != 0
     return np.maximum.accumulate(np.where(is_start, positions, 0), axis=1).astype(np.int32)
-
-
-def max_sequences_per_sample(config: RunConfig) -> int:
-    """Maximum number of sequences packed into a sample."""
-    return config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
 
 
 def truncate_conversations(

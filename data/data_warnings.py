@@ -16,6 +16,7 @@ NOT_RENDERED = (
 )
 TOOLS_NOT_RENDERED = "warning: the chat template writes no tools:"
 UNUSED_COLUMNS = "columns that are not read:"
+UNUSED_NEGATIVES = "warning: rows have more than training.negatives, which are not read:"
 UNUSED_FIELDS = "fields of messages that are not read:"
 UNUSED_WEIGHTS = "warning: not used:"
 CONTROL_TOKENS = "warning: rows hold control tokens, which the model reads as such:"

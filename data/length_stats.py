@@ -75,6 +75,9 @@ def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int,
         return [(len(text.ids), 1) for text in tokens]
     if row_type is None:
         return [length(tokens_of_one) for tokens_of_one in tokens]
+    if row_type == "contrastive":
+        sizes, texts_per_row = [len(text.ids) for text in tokens], data.task.examples_per_row
+        return [(sum(sizes[i : i + texts_per_row]), 1) for i in range(0, len(sizes), texts_per_row)]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.
     combine = sum if data.sample_format.trains_whole_chats else max
     pairs = PreferencePair.from_examples(corpus.examples, tokens, row_type == "unpaired")

@@ -31,6 +31,7 @@ from data.samples import Prompts, Samples
 from data.sources import DataError
 from data.special_tokens import special_token_texts
 from data.task import SAMPLE_FOLDER, Split, Task, task_from_config
+from data.text_samples import make_text_samples, tokenize_texts
 from data.token_cache import TokenizedSplits, is_large_source, load_or_tokenize
 from data.tokenizer import (
     REPEATED_SPACES,
@@ -62,6 +63,7 @@ ROW_NOUNS = {
     "unpaired": "answers",
     "labeled": "texts",
     "scored": "texts",
+    "contrastive": "rows",
 }
 """Nouns for the rows of each format, for messages."""
 
@@ -146,7 +148,8 @@ class Pipeline:
         Raises:
             DataError: see `task_from_config`.
         """
-        task = task_from_config(self.user_config.data, self.user_config.training.row_type)
+        training = self.user_config.training
+        task = task_from_config(self.user_config.data, training.row_type, training.negatives)
         if not self.source_pipelines or task.format is not None:
             return task
         formats = [source.task.row_format for source in self.source_pipelines.values()]
@@ -286,6 +289,10 @@ class Pipeline:
         if self.task.row_type in LABELED:
             encoded = self.sample_format.encode_texts(examples, self.tokenizer)
             return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in encoded]
+        if self.task.row_type == "contrastive":
+            texts = [example.target for example in examples]
+            tokens = tokenize_texts(texts, self._resolved_config, self.tokenizer)
+            return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in tokens]
         return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
 
     def render_example(self, example: Example) -> Example:
@@ -295,7 +302,7 @@ class Pipeline:
         """
         return (
             example
-            if self.is_chat or self.task.row_type in LABELED
+            if self.is_chat or self.task.row_type in (*LABELED, "contrastive")
             else self.sample_format.render_example(self._resolved_config, example)
         )
 
@@ -330,6 +337,11 @@ class Pipeline:
             raise DataError(
                 f"{self.user_config.training.objective} learns from rows of its own: leave out "
                 "--data.format language_modeling"
+            )
+        if task.row_type == "contrastive" and not task.is_user_data:
+            raise DataError(
+                f"the task {task.name} has no contrastive rows: give --data.train FILE with rows "
+                "of anchor and positive"
             )
         large = is_large_source(task.source_of_split(split)) and not task.row_type
         if (
@@ -429,8 +441,7 @@ class Pipeline:
         self._check_target_lengths(corpus)
         samples = self.make_samples(corpus)
         notes = [f"{source_name}{': ' if source_name else ''}{len(samples)} training samples"]
-        row_type = self.task.row_type
-        answers = 2 if row_type == "paired" else 1
+        row_type, answers = self.task.row_type, self.task.examples_per_row
         rows = len(corpus.examples) // answers
         if len(samples) != rows:
             notes[0] += f" of {rows} {ROW_NOUNS[row_type or self.task.row_format]}"
@@ -526,6 +537,9 @@ class Pipeline:
                 return make_labeled_samples(
                     self.sample_format, self.config, examples, tokens, self.tokenizer
                 )
+            if row_type == "contrastive":
+                texts, num_texts = [text.ids for text in tokens], self.task.examples_per_row
+                return make_text_samples(texts, num_texts, self.config, self.tokenizer)
             if row_type is not None:
                 pairs = PreferencePair.from_examples(examples, tokens, row_type == "unpaired")
                 return self.sample_format.make_pair_samples(self.config, pairs, self.tokenizer)

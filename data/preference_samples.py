@@ -43,12 +43,27 @@ def answers_per_example(config: RunConfig) -> int:
     return 2 if config.training.learns_preferences else 1
 
 
+def texts_per_example(config: RunConfig) -> int:
+    """Number of texts of an example that follow each other in a sample."""
+    if config.training.row_type == "contrastive":
+        return config.training.texts_per_row
+    return 1 if isinstance(config.data, Seq2SeqData) else answers_per_example(config)
+
+
+def max_examples_per_sample(config: RunConfig) -> int:
+    """Maximum number of examples that share a sample."""
+    data = config.data
+    return data.examples_per_sample if isinstance(data, Seq2SeqData | SegmentsData) else 1
+
+
+def max_texts_per_sample(config: RunConfig) -> int:
+    """Maximum number of texts that share a sample of a decoder-only model or of an encoder."""
+    return max_examples_per_sample(config) * texts_per_example(config)
+
+
 def max_sequences_per_sample(config: RunConfig) -> int:
     """Maximum number of token sequences that share a sample of the decoder."""
-    if isinstance(config.data, Seq2SeqData):
-        return 1
-    examples = config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
-    return examples * answers_per_example(config)
+    return 1 if isinstance(config.data, Seq2SeqData) else max_texts_per_sample(config)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from config.task import LossOn
 from data.examples import Example, Languages
 from data.preference_samples import PreferencePair, PreferenceSamples
-from data.samples import Batch, Prompts, Samples
+from data.samples import Batch, Prompts, Samples, get_segment_ids
 from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import TokenLimit, Truncation
 
@@ -210,6 +210,15 @@ class SampleFormat(ABC):
         """Copy of the configuration with this maximum number of generated tokens."""
         fields: dict[str, Any] = {self.output_field: length}
         return replace(config, model=replace(config.model, **fields))
+
+
+def sequences_without_loss(batch: Batch) -> list[list[TokenInLoss]]:
+    """Sequences of a batch without labels, no token of which is in the loss."""
+    return [
+        [(int(token), False) for token in input_ids[segment_ids == number]]
+        for input_ids, segment_ids in zip(batch["input_ids"], get_segment_ids(batch), strict=True)
+        for number in range(1, int(segment_ids.max(initial=0)) + 1)
+    ]
 
 
 def length_multiple(config: RunConfig) -> int:

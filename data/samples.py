@@ -20,6 +20,7 @@ IGNORE_INDEX = -100
 
 OBJECTIVE_INPUTS = (
     "labels",
+    "decoder_input_ids",
     "num_loss_tokens",
     "kto_labels",
     "ref_logps",

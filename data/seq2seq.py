@@ -16,7 +16,7 @@ import numpy as np
 
 from config.model import StartToken
 from config.sections import RunConfig
-from config.task import OnLongTarget, Seq2SeqData
+from config.task import OnLongTarget
 from data.examples import Example, Languages, with_languages
 from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.preference_samples import (
@@ -25,9 +25,16 @@ from data.preference_samples import (
     PreferenceSamples,
     answers_per_example,
     make_kto_labels,
+    max_examples_per_sample,
 )
 from data.prompt_boundary import count_leading_special_tokens
-from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
+from data.sample_format import (
+    SampleFormat,
+    TokenInLoss,
+    length_multiple,
+    pad_right,
+    sequences_without_loss,
+)
 from data.samples import (
     IGNORE_INDEX,
     Batch,
@@ -369,11 +376,12 @@ class Seq2Seq(SampleFormat):
         return {
             "input_ids": batch["input_ids"],
             "mask": get_segment_ids(batch),
-            "decoder_input_ids": batch["decoder_input_ids"],
             **select_objective_inputs(batch),
         }
 
     def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
+        if "labels" not in batch:
+            return sequences_without_loss(batch)
         sequences = list[list[TokenInLoss]]()
         if "labels" not in batch:
             ids, segments = batch["input_ids"], get_segment_ids(batch)
@@ -552,12 +560,6 @@ def _truncate_prompts(
             else:
                 truncated[i] = truncate_right(ids, length, tokenizer.num_end_tokens)
     return truncated, num_truncated
-
-
-def max_examples_per_sample(config: RunConfig) -> int:
-    """Maximum number of examples packed into a sample."""
-    assert isinstance(config.data, Seq2SeqData)
-    return config.data.examples_per_sample
 
 
 def _fit_sequence_length(config: RunConfig, input_ids: np.ndarray) -> RunConfig:

@@ -13,10 +13,12 @@ from typing import Literal, Protocol
 from tqdm import tqdm
 
 from config.errors import UserError
+from config.metrics import RETRIEVAL_METRICS
 from config.objectives import RowType
 from config.sections import Data
 from config.task import DataFormat, OnNull
 from data.class_labels import UNLABELED, ClassLabels, match_column_labels
+from data.contrastive_rows import contrastive_columns, read_negatives, read_texts
 from data.conversations import (
     QUESTION_COLUMNS,
     Conversation,
@@ -25,7 +27,7 @@ from data.conversations import (
     make_conversation,
     read_conversation,
 )
-from data.data_warnings import DataWarnings
+from data.data_warnings import UNUSED_NEGATIVES, DataWarnings
 from data.document_chunks import DocumentChunkRow, split_into_chunks
 from data.examples import MAX_CHARACTERS, Corpus, Example
 from data.labeled_rows import (
@@ -89,6 +91,7 @@ class Task:
         on_null: see `Data.on_null`.
         format, messages, system: as in the configuration.
         row_type: see `Training.row_type`.
+        num_negatives: of contrastive rows, see `Training.negatives`.
         fixed_separator: text between prompt and target; None: the columns decide.
         languages: of translations.
     """
@@ -105,6 +108,7 @@ class Task:
     system: str | None = None
     fixed_separator: str | None = None
     row_type: RowType | None = None
+    num_negatives: int = 0
     languages: TranslationLanguages = USUAL_COLUMNS
 
     @cached_property
@@ -120,7 +124,7 @@ class Task:
             is_chat = self._first_row is not None and self._has_conversation(self._first_row[1])
             return "conversational" if is_chat else "prompt_completion"
         if self.row_type is not None:
-            if self._first_row is None:
+            if self._first_row is None or self.row_type == "contrastive":
                 return "prompt_completion"
             return detect_answer_format(self._first_row[1])
         if self.prompt is not None and self.target is not None:
@@ -130,6 +134,11 @@ class Task:
         return (
             "prompt_completion" if self._first_row is None else detect_row_format(*self._first_row)
         )
+
+    @property
+    def examples_per_row(self) -> int:
+        """Number of examples that a row becomes; of unpaired answers it depends on the row."""
+        return {"paired": 2, "contrastive": 2 + self.num_negatives}.get(self.row_type or "", 1)
 
     @property
     def is_user_data(self) -> bool:
@@ -231,7 +240,9 @@ class Task:
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Metric names for generated answers; empty for documents and preferences."""
+        """Names of metrics of embeddings or answers; empty for documents and preferences."""
+        if self.row_type == "contrastive":
+            return RETRIEVAL_METRICS
         if self.row_type or self.row_format == "language_modeling":
             return ()
         return (
@@ -328,6 +339,11 @@ class Task:
                         self.languages.without_language_names(row),
                         self._used_columns(location, row, row_schema.pair, reader),
                     )
+                    if self.row_type == "contrastive":
+                        for unread in read_negatives(row)[self.num_negatives :]:
+                            data_warnings.count_warning(
+                                UNUSED_NEGATIVES, "negatives", location, unread
+                            )
             except NullError as error:
                 if self.on_null == "error":
                     raise DataError(
@@ -346,6 +362,11 @@ class Task:
     ) -> Iterable[Example | int]:
         if self.row_type in LABELED:
             return self._convert_labeled_row(location, row, row_schema.labels, reader)
+        if self.row_type == "contrastive":
+            texts = read_texts(row, self.num_negatives, self.prompt, self.target)
+            for text in texts:
+                _check_text_length(text.target)
+            return texts
         if self.row_type is not None:
             return self._convert_preference_row(location, row, reader)
         if reader is not None:
@@ -382,6 +403,8 @@ class Task:
                 return {label, *conversation_columns(row, self.messages)}
             template = labeled_text_template(row, self.prompt)
             return {label, *template.columns, *getattr(template, "optional", ())}
+        if self.row_type == "contrastive":
+            return contrastive_columns(row, self.prompt, self.target)
         if self.row_type is not None:
             prompt_columns = () if self.prompt is None else self.prompt.columns
             return {
@@ -605,11 +628,11 @@ TASKS: dict[str, Task] = {
 """Built-in tasks, by the name in `data.dataset`."""
 
 
-def task_from_config(data: Data, row_type: RowType | None = None) -> Task:
+def task_from_config(data: Data, row_type: RowType | None = None, num_negatives: int = 0) -> Task:
     """Create the configured task: `data.dataset`, or that of the user's files.
 
     Args:
-        row_type: see `Task`.
+        row_type, num_negatives: see `Task`.
 
     Raises:
         DataError: a template cannot be read, or there is one label only.
@@ -639,6 +662,7 @@ def task_from_config(data: Data, row_type: RowType | None = None) -> Task:
         messages=data.messages,
         system=data.system,
         row_type=row_type,
+        num_negatives=num_negatives,
     )
     try:
         task = replace(task, languages=TranslationLanguages.from_config(data))

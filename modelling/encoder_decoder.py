@@ -111,7 +111,8 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
 
     See `modelling.phases.build_encoder_decoder_phases`.
 
-    An embedding weight belongs to the embeddings, even if the head is tied to it.
+    An embedding weight belongs to the embeddings, even if the head is tied to it. If the vectors of
+    sequences are the output, there is an encoder alone.
     """
     layers: dict[str, tuple[WeightMapping, ...]] = {}
     phases: dict[str, tuple[str, ...]] = {}
@@ -134,12 +135,15 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
         add_layer(EMBEDDINGS, spec.embeddings)
         add_stack("encoder", spec.encoder)
         add_layer(ENCODER_HEAD, spec.encoder_head)
-        add_layer(DECODER_EMBEDDINGS, spec.decoder_embeddings)
-        add_stack("decoder", spec.decoder)
-        add_layer(HEAD, spec.head)
-        head, names = spec.head(), collect_file_names(spec.embeddings(), "")
-    (embedding,) = (m.weights[0].name for m in layers[spec.token_layer] if m.path == EMBEDDING)
-    head_names = [f"{as_lm_head(head).lm_head.hf_linear}.weight"] if head.tied else []
+        names, head_names = collect_file_names(spec.embeddings(), ""), list[str]()
+        if config.training.head != "none":
+            add_layer(DECODER_EMBEDDINGS, spec.decoder_embeddings)
+            add_stack("decoder", spec.decoder)
+            add_layer(HEAD, spec.head)
+            head = spec.head()
+            head_names += [f"{as_lm_head(head).lm_head.hf_linear}.weight"] if head.tied else []
+    token_layer = spec.token_layer if spec.token_layer in layers else EMBEDDINGS
+    (embedding,) = (m.weights[0].name for m in layers[token_layer] if m.path == EMBEDDING)
     aliases = dict.fromkeys([*spec.hf_embedding_names, *head_names], embedding)
     mappings = [mapping for layer in layers.values() for mapping in layer]
     buffers = {m.weights[0].name: m.weights[0] for m in mappings if m.is_buffer}

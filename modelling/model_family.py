@@ -20,7 +20,7 @@ from modelling.generation.encoder_decoder import EncoderDecoderGenerator
 from modelling.generation.generator import GeneratorFactory
 from modelling.layers import LayerAdapters
 from modelling.phases.decoder_only import build_decoder_only_phases
-from modelling.phases.encoder_decoder import build_encoder_decoder_phases
+from modelling.phases.encoder_decoder import build_encoder_decoder_phases, build_encoder_phases
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.weights import WeightMap
@@ -128,7 +128,9 @@ def encoder_decoder_family(
         return encoder_decoder_weight_map(config, make_spec(config))
 
     def build_phases(settings: PhaseSettings) -> PhasePlan:
-        return build_encoder_decoder_phases(settings, *build_spec_and_adapters(settings.config))
+        has_decoder = settings.config.training.head != "none"
+        build = build_encoder_decoder_phases if has_decoder else build_encoder_phases
+        return build(settings, *build_spec_and_adapters(settings.config))
 
     def make_generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
         config.check_writes_text()

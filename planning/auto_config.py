@@ -31,7 +31,7 @@ from config.sections import RunConfig
 from data.data_cache import DataCache
 from data.length_stats import LengthStats, measure_lengths
 from data.pipeline import Pipeline
-from data.preference_samples import answers_per_example
+from data.preference_samples import texts_per_example
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from data.task import Split
@@ -271,9 +271,7 @@ def _with_training_lengths(
 ) -> AutoConfig:
     """Set the maximum sequence lengths to the longest in the data, within `MAX_SAMPLE_TOKENS`."""
     config = choices.config
-    limit = min(MAX_SAMPLE_TOKENS, _context_length(config)) * (
-        answers_per_example(config) if sample_format.trains_whole_chats else 1
-    )
+    limit = min(MAX_SAMPLE_TOKENS, _context_length(config)) * texts_per_example(config)
     multiple = length_multiple(config)
 
     def round_up_to_multiple(tokens: int) -> int:

@@ -64,6 +64,6 @@ def _candidate_variants(best: PlacementTrial, report: PlanReport) -> Iterator[Pr
         return
     saved = frozenset((kind, 1.0) for kind in layer_types_worth_saving(best.program, best.traced))
     yield replace(best.variant, saved_layers=saved)
-    for n in (1, 2) if config.execution.micro_batches_per_pass == "auto" else ():
+    for n in (1, 2) if config.micro_batches_per_pass == "auto" else ():
         if config.gradient_accumulation % n == 0:
             yield replace(best.variant, per_pass=n, saved_layers=saved)

@@ -149,7 +149,7 @@ def try_without_memory_options(
 
 def _candidate_micro_batches_per_pass(config: RunConfig) -> tuple[list[int], int]:
     """Return the numbers of micro-batches per pass to try in turn, and the largest one."""
-    configured, count = config.execution.micro_batches_per_pass, config.gradient_accumulation
+    configured, count = config.micro_batches_per_pass, config.gradient_accumulation
     if configured != "auto":
         return [], configured
     if config.execution.disk is not None:  # each pass would read the entries on disk

@@ -131,7 +131,7 @@ def default_variant(config: RunConfig) -> ProgramVariant:
     """
     is_single_cpu = resolve_platform(config) == "cpu" and config.num_replicas == 1
     loads_weights = config.execution.disk is not None or config.model.quant is not None
-    per_pass = config.execution.micro_batches_per_pass
+    per_pass = config.micro_batches_per_pass
     if per_pass == "auto":
         per_pass = 1 if is_single_cpu and not loads_weights else config.gradient_accumulation
     return ProgramVariant(per_pass, SAVE_ALL if is_single_cpu and per_pass == 1 else RECOMPUTE_ALL)

@@ -10,6 +10,7 @@ import numpy as np
 from config.length_buckets import unused_lengths
 from config.sections import RunConfig
 from config.task import Seq2SeqData
+from data.preference_samples import texts_per_example
 from data.samples import Samples, count_loss_tokens, get_segment_ids
 from files.formatting import format_names
 from modelling.weights import Weight, WeightMap, WeightMapping
@@ -54,15 +55,13 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
     Args:
         written: maximum number of generated tokens.
     """
-    compares = config.training.learns_preferences
-    sequences_per_sample = 2 if compares and not isinstance(config.data, Seq2SeqData) else 1
     unused = [
         f"data.length_buckets {length} is not used: samples have at most "
         f"{config.model.sequence_length} tokens"
         for length in unused_lengths(config)
     ]
     max_length = config.model.max_position_embeddings
-    read_length = config.model.sequence_length // sequences_per_sample
+    read_length = config.model.sequence_length // texts_per_example(config)
     if max_length is None or read_length + new_tokens <= max_length:
         return unused
     answers = f", and up to {new_tokens} follow" if new_tokens else ""

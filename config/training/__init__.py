@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from config.training.common import LearningRate as LearningRate
 from config.training.common import Optimizer as Optimizer
+from config.training.contrastive import ContrastiveTraining
 from config.training.distillation import DistillationTraining
 from config.training.labels import LabelTraining
 from config.training.preference import PreferenceTraining
 
 
 @dataclass(frozen=True)
-class Training(PreferenceTraining, LabelTraining, DistillationTraining):
+class Training(PreferenceTraining, LabelTraining, DistillationTraining, ContrastiveTraining):
     """Settings that affect the result of training, unlike those of `Execution`."""

@@ -153,7 +153,8 @@ class CommonTraining(ConfigSection):
     """Loss: cross_entropy, of the next token; distill, from a teacher's probabilities too; or of
     preferences, dpo, ipo, hinge, simpo, orpo, cpo or kto. simpo, orpo and cpo need no reference;
     kto learns single answers. classification and regression: of the labels of whole texts, by a
-    head of their own."""
+    head of their own. contrastive: of embeddings, InfoNCE over all positives and negatives of the
+    global batch."""
 
     label_smoothing: Fraction = 0.0
     """cross_entropy: share of each label's probability that is spread over the vocabulary, in
@@ -195,6 +196,11 @@ class CommonTraining(ConfigSection):
     def head(self) -> HeadType:
         """Head of the model that the objective trains."""
         return OBJECTIVES[self.objective].head
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """True if the loss compares all samples of an optimizer step."""
+        return OBJECTIVES[self.objective].needs_whole_batch
 
     @property
     def has_frozen_weights(self) -> bool:

@@ -8,7 +8,7 @@ of a head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,11 @@ class AttentionSpec:
     causal: bool = False
     window: int | tuple[int, int] | None = None
     has_sinks: bool = False
+
+    def without_causal_mask(self) -> AttentionSpec:
+        """Returns the settings of attention to later tokens, too, as with is_causal false."""
+        window = (self.window, self.window) if isinstance(self.window, int) else self.window
+        return replace(self, causal=False, window=window)
 
     @property
     def compares_positions(self) -> bool:

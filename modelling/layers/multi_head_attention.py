@@ -42,6 +42,7 @@ class MultiHeadAttention(Module):
 
     Attributes:
         heads, kv_heads: h and g.
+        compares_segments: True for decoder-only models, whose samples have segments.
         window: of causal attention, see `AttentionSpec`; caches keep as many positions.
         fused: see `popxl.ops.attention`.
     """
@@ -60,6 +61,9 @@ class MultiHeadAttention(Module):
         tensor_parallel = config.execution.tensor_parallel
         self.heads = heads // tensor_parallel
         self.kv_heads = max(kv_heads // tensor_parallel, 1)
+        self.compares_segments = spec.causal
+        if spec.causal and config.training.bidirectional:
+            spec = spec.without_causal_mask()
         self.fused = choose_fused_attention(config) if num_chunks == 1 else False
         self.window = None if isinstance(spec.window, tuple) else spec.window
         self.attention = Attention(
@@ -95,8 +99,8 @@ class MultiHeadAttention(Module):
         """
         q, k, v = transpose_heads(q), transpose_heads(k), transpose_heads(v)
         k, v = ctx.update_cache(k, v, self.window)
-        # Without a causal mask, a bias masks later tokens, such as T5's.
-        qk_ids = ctx.qk_ids(self.window) if self.attention.spec.causal else ()
+        # Elsewhere biases mask other tokens, such as T5's.
+        qk_ids = ctx.qk_ids(self.window) if self.compares_segments else ()
         return self.attend_heads(q, k, v, ctx, biases, qk_ids, lengths)
 
     def attend_heads(

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from data.pooling import POOLED_IDS
-from data.preference_samples import max_sequences_per_sample
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.experts import ExpertUsage
 from modelling.layers.head_loss import HeadLoss
@@ -15,6 +14,7 @@ from modelling.layers.lm_head_loss import LMHeadLoss
 from modelling.layers.module import Module, cast_if_needed, parameter
 from modelling.layers.pooling import pool_sequences
 from modelling.layers.run_config import current_run_config
+from modelling.objectives.pooled import PooledObjective
 from popxl import Tensor, float32
 
 
@@ -63,16 +63,15 @@ class PooledHeadLoss(HeadLoss):
         expert_usage: ExpertUsage | None = None,
     ) -> None:
         super().__init__(norm, norm_name, dropout, expert_usage)
-        self._sequences_per_sample = max_sequences_per_sample(self.config)
         self._has_head = head is not None
         if head is not None:
             self.classifier = head
 
     def loss_stats(self, features: Tensor, token_inputs: Mapping[str, Tensor]) -> Tensor:
         """Pools the features of each sequence and applies the head."""
-        vectors = pool_sequences(
-            features, token_inputs[POOLED_IDS], self._sequences_per_sample, self.layout
-        )
+        assert isinstance(self.objective, PooledObjective)
+        count = self.objective.sequences_per_sample
+        vectors = pool_sequences(features, token_inputs[POOLED_IDS], count, self.layout)
         stats = self.classifier(vectors) if self._has_head else vectors
         return self.objective.loss_stats(stats, token_inputs, self.layout, self.groups)
 

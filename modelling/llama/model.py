@@ -264,7 +264,7 @@ def decoder_spec(config: LlamaConfig) -> DecoderSpec:
     """Returns the model specification of a Llama-like configuration."""
     c, std = config.model, config.model.initializer_range
     expert_groups, expert_usage = config.execution.expert_groups, None
-    if c.num_experts and not c.eval:
+    if c.num_experts and not c.eval and not config.training.needs_whole_batch:
         expert_usage = ExpertUsage(c.num_experts, c.num_experts_per_tok, c.router_aux_loss_coef)
 
     def make_embedding(is_shared: bool = False) -> VocabularyEmbedding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from config.sections import RunConfig
+from modelling.objectives.contrastive import Contrastive as Contrastive
 from modelling.objectives.cross_entropy import CrossEntropy as CrossEntropy
 from modelling.objectives.distillation import Distillation as Distillation
 from modelling.objectives.distillation import TopTokens as TopTokens
@@ -20,6 +21,7 @@ OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
     "distill": Distillation,
     **dict.fromkeys(PREFERENCE_LOSSES, PreferenceObjective),
     **dict.fromkeys(("classification", "regression"), LabelObjective),
+    "contrastive": Contrastive,
 }
 
 

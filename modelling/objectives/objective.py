@@ -62,6 +62,11 @@ class Objective(ABC):
         inputs = {name: spec(labels) for name, spec in specs.items()}
         return inputs | {LOSS_WEIGHT: TensorSpec((), popxl.float32)}
 
+    @property
+    def input_names(self) -> list[str]:
+        """Names of all loss inputs besides logits, `LOSS_WEIGHT` included."""
+        return [*self.token_inputs, *self.sequence_inputs, LOSS_WEIGHT]
+
     @abstractmethod
     def loss_stats(
         self,

@@ -9,7 +9,7 @@ from modelling.layers import ActivationLayout, LayerAdapters
 from modelling.phases.block_wrappers import RouterOnlyBlock, TrainingBlock
 from modelling.phases.buffers import ActivationBuffers, InputBuffers
 from modelling.phases.dense_layers import build_dense_runs, name_layer_outputs
-from modelling.phases.loss_phase import LossPhase
+from modelling.phases.loss_phases import build_loss_phases
 from modelling.phases.moe_layers import build_moe_runs
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
@@ -60,10 +60,9 @@ def build_decoder_only_phases(
             names = name, name.replace("layer", "experts", 1)
             runs += build_moe_runs(names, modules, group, *args)
         first_layer += count
-    head_inputs = name_layer_outputs(rows.last_row for rows in activations) | inputs.layer_ios(
-        loss_inputs
-    )
-    last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
-    order = [PhaseRun(first, range(1)), *runs, PhaseRun(last, range(1))]
+    outputs = name_layer_outputs(rows.last_row for rows in activations)
+    shared = {"tokens": first} if head.tied else None
+    last, batch_loss = build_loss_phases("head", head, outputs, inputs, settings, shared)
+    order = [PhaseRun(first, range(1)), *runs, last]
     zero = {} if expert_usage is None else {"zero_activations": activations[1].zero_first_row}
-    return PhasePlan(inputs, order, **zero)
+    return PhasePlan(inputs, order, **zero, batch_loss=batch_loss)

@@ -28,10 +28,11 @@ from modelling.layers.encoder_decoder import (
     with_packed_positions,
 )
 from modelling.layers.layer_wrapper import LayerWrapper
+from modelling.layers.output_layer import PooledHeadLoss
 from modelling.layers.packing import Packing
 from modelling.phases.buffers import ActivationBuffers, InputBuffers, LayerIO
 from modelling.phases.dense_layers import build_runs_by_type, runs_in_order
-from modelling.phases.loss_phase import LossPhase
+from modelling.phases.loss_phases import build_loss_phases
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
 from modelling.phases.settings import PhaseSettings
@@ -82,55 +83,103 @@ def build_encoder_decoder_phases(
         config.execution.micro_batch_size,
     )
     sequences = batch * packing.sequences_per_sample
-    input_ids = popxl.TensorSpec((batch, config.model.sequence_length), popxl.int32)
     targets = popxl.TensorSpec((sequences, SEQ2SEQ.output_length(config)), popxl.int32)
     loss_inputs = head.objective.input_specs(targets)
-    inputs = InputBuffers(
-        {"input_ids": input_ids, "mask": input_ids, "decoder_input_ids": targets, **loss_inputs},
-        settings,
-    )
-
-    def make_activation_buffers(
-        name: str, tokens: popxl.TensorSpec, *phases: str
-    ) -> ActivationBuffers:
-        hidden = model.stacks[name].hidden_size or config.model.hidden_size
-        shape = ActivationLayout.from_config(config).shape(tokens.shape[0], tokens.shape[1], hidden)
-        spec = popxl.TensorSpec(shape, settings.dtype)
-        return ActivationBuffers(spec, settings, any(map(settings.is_phase_trainable, phases)))
-
-    decoder_phases = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
-    encoder = make_activation_buffers("encoder", input_ids, EMBEDDINGS)
-    decoder = make_activation_buffers("decoder", targets, EMBEDDINGS, *decoder_phases)
-    embeddings = with_packed_positions(adapters.attach_to_embeddings(model.embeddings()))
-    mask, names = inputs.layer_ios(["mask"]), ["input_ids"]
-    names += ["mask"] if isinstance(embeddings, PackedEncoderEmbeddings) else []
-    outputs = [encoder.last_row]
-    first = Phase(EMBEDDINGS, embeddings, inputs.layer_ios(names), outputs, settings)
+    inputs = _make_inputs({"decoder_input_ids": targets, **loss_inputs}, settings)
     args = settings, model, adapters
-    runs = [PhaseRun(first, range(1)), *_build_stack("encoder", mask, encoder, *args)]
-    if model.encoder_head is not None:
-        x, y = encoder.reserve_rows(1, settings.is_phase_trainable(ENCODER_HEAD))
-        last = Phase(ENCODER_HEAD, model.encoder_head(), {"x": x}, [y], settings)
-        runs.append(PhaseRun(last, range(1)))
+    encoder, runs = _build_encoder(inputs, *args)
     last_encoder_phase = runs[-1].phase
+    decoder_phases = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
+    decoder = _make_activation_buffers(
+        "decoder", targets, model, settings, EMBEDDINGS, *decoder_phases
+    )
     embeddings = (model.decoder_embeddings or model.embeddings)()
     embeddings = adapters.attach_to_embeddings(embeddings, token_layer)
-    tokens = {"input_ids": inputs.layer_io("decoder_input_ids")}
-    shared, outputs = {} if model.has_decoder_tokens else {TOKENS: first}, [decoder.last_row]
+    tokens, outputs = {"input_ids": inputs.layer_io("decoder_input_ids")}, [decoder.last_row]
+    shared = {} if model.has_decoder_tokens else {TOKENS: runs[0].phase}
     phase = Phase(DECODER_EMBEDDINGS, embeddings, tokens, outputs, settings, 1, shared)
     token_weight = shared or {TOKENS: phase}
     runs.append(PhaseRun(phase, range(1)))
-    decoder_inputs = {"encoded": encoder.shared_output(), **mask}
+    decoder_inputs = {"encoded": encoder.shared_output(), **inputs.layer_ios(["mask"])}
     runs += _build_stack("decoder", decoder_inputs, decoder, *args)
-    head_inputs = {"x": decoder.last_row, **inputs.layer_ios(loss_inputs)}
-    loss = LossPhase("head", head, head_inputs, settings, token_weight if head.tied else None)
+    shared = token_weight if head.tied else {}
+    last, _ = build_loss_phases("head", head, {"x": decoder.last_row}, inputs, settings, shared)
 
     def zero_grads() -> None:
         with last_encoder_phase.label_in_plan("backward"):
             encoder.zero_grad()
 
-    last_runs = replace(runs.pop(), zero_grads=zero_grads), PhaseRun(loss, range(1))
-    return PhasePlan(inputs, [*runs, *last_runs])
+    return PhasePlan(inputs, [*runs[:-1], replace(runs[-1], zero_grads=zero_grads), last])
+
+
+def build_encoder_phases(
+    settings: PhaseSettings, model: EncoderDecoderSpec, adapters: LayerAdapters
+) -> PhasePlan:
+    """Build the phases of the encoder alone: embeddings, layers, encoder head, loss.
+
+    Input streams: `input_ids` and `mask`, and those of the objective, of the same shape.
+    """
+    head = PooledHeadLoss(None, "", None)
+    head.objective = settings.objective or head.objective
+    inputs = _make_inputs(head.objective.input_specs(_token_spec(settings)), settings)
+    encoder, runs = _build_encoder(inputs, settings, model, adapters)
+    last, batch_loss = build_loss_phases("head", head, {"x": encoder.last_row}, inputs, settings)
+    return PhasePlan(inputs, [*runs, last], batch_loss=batch_loss)
+
+
+def _token_spec(settings: PhaseSettings) -> popxl.TensorSpec:
+    """Returns the spec of the tokens that the encoder reads: (micro-batch, sequence_length)."""
+    config = settings.config
+    shape = config.execution.micro_batch_size, config.model.sequence_length
+    return popxl.TensorSpec(shape, popxl.int32)
+
+
+def _make_inputs(specs: Mapping[str, popxl.TensorSpec], settings: PhaseSettings) -> InputBuffers:
+    """Create the buffers of the encoder's inputs, and of others by name."""
+    tokens = _token_spec(settings)
+    return InputBuffers({"input_ids": tokens, "mask": tokens, **specs}, settings)
+
+
+def _make_activation_buffers(
+    name: str,
+    tokens: popxl.TensorSpec,
+    model: EncoderDecoderSpec,
+    settings: PhaseSettings,
+    *phases: str,
+) -> ActivationBuffers:
+    """Create the buffers between a stack's layers.
+
+    Args:
+        phases: those that write the first row.
+    """
+    config = settings.config
+    hidden = model.stacks[name].hidden_size or config.model.hidden_size
+    shape = ActivationLayout.from_config(config).shape(tokens.shape[0], tokens.shape[1], hidden)
+    spec = popxl.TensorSpec(shape, settings.dtype)
+    return ActivationBuffers(spec, settings, any(map(settings.is_phase_trainable, phases)))
+
+
+def _build_encoder(
+    inputs: InputBuffers,
+    settings: PhaseSettings,
+    model: EncoderDecoderSpec,
+    adapters: LayerAdapters,
+) -> tuple[ActivationBuffers, list[PhaseRun]]:
+    """Build the encoder's phases; the embeddings come first."""
+    tokens = _token_spec(settings)
+    encoder = _make_activation_buffers("encoder", tokens, model, settings, EMBEDDINGS)
+    embeddings = with_packed_positions(adapters.attach_to_embeddings(model.embeddings()))
+    mask, names = inputs.layer_ios(["mask"]), ["input_ids"]
+    names += ["mask"] if isinstance(embeddings, PackedEncoderEmbeddings) else []
+    outputs = [encoder.last_row]
+    first = Phase(EMBEDDINGS, embeddings, inputs.layer_ios(names), outputs, settings)
+    runs = [PhaseRun(first, range(1))]
+    runs += _build_stack("encoder", mask, encoder, settings, model, adapters)
+    if model.encoder_head is not None:
+        x, y = encoder.reserve_rows(1, settings.is_phase_trainable(ENCODER_HEAD))
+        last = Phase(ENCODER_HEAD, model.encoder_head(), {"x": x}, [y], settings)
+        runs.append(PhaseRun(last, range(1)))
+    return encoder, runs
 
 
 def _build_stack(

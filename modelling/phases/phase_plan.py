@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import popxl
+from modelling.phases.batch_loss_phase import BatchLossPhase
 from modelling.phases.buffers import InputBuffers, loop_over_layers
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
@@ -48,11 +49,13 @@ class PhasePlan:
         order: runs of layers in forward order; the backward pass reverses it. A phase that owns
             variables comes before the phases that borrow them; the loss comes last.
         zero_activations: zeros the activations that layers add to, before the forward pass.
+        batch_loss: computes the loss from the outputs of the last phase, if that is no loss phase.
     """
 
     inputs: InputBuffers
     order: Sequence[PhaseRun]
     zero_activations: Callable[[], None] = _no_op
+    batch_loss: BatchLossPhase | None = None
 
     @cached_property
     def phases(self) -> list[Phase]:
@@ -60,9 +63,11 @@ class PhasePlan:
         return list(dict.fromkeys(phase for phase_run in self.order for phase in phase_run.phases))
 
     @property
-    def head(self) -> LossPhase:
+    def head(self) -> LossPhase | BatchLossPhase:
         """The phase that ends the forward pass and computes the loss."""
         head = self.order[-1].phase
+        if self.batch_loss is not None:
+            return self.batch_loss
         assert isinstance(head, LossPhase)
         return head
 
@@ -80,6 +85,8 @@ class PhasePlan:
                 return []
 
             _loop_over_rows(phase_run, phase_run.rows, forward_layer, (), step)
+        if self.batch_loss is not None:
+            self.batch_loss.forward()
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
         """Run the backward pass through all phases, the loss phase first.
@@ -92,8 +99,12 @@ class PhasePlan:
             for phase in self.phases:
                 phase.zero_shared_grads()
         zero, row = popxl.constant(0.0, popxl.float32), popxl.constant(0, popxl.int32)
-        sum_squares = self.head.backward(row, step, zero)
-        for phase_run in self.order[-2::-1]:
+        head, order = self.head, self.order
+        if isinstance(head, BatchLossPhase):
+            sum_squares = head.backward()
+        else:
+            sum_squares, order = head.backward(row, step, zero), order[:-1]
+        for phase_run in order[::-1]:
             if all(phase.bwd is None for phase in phase_run.phases):
                 continue
             phase_run.zero_grads()

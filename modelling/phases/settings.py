@@ -54,7 +54,7 @@ class PhaseSettings:
         """Micro-batches that one replica processes in one pass through all layers."""
         if not self.is_training:
             return self.num_micro_batches
-        count = self.config.execution.micro_batches_per_pass
+        count = self.config.micro_batches_per_pass
         return (self.per_pass or self.num_micro_batches) if count == "auto" else count
 
     @property

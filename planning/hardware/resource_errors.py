@@ -80,7 +80,9 @@ def _reduce_memory(config: RunConfig) -> str:
     """Return a message's advice on flags with which a program needs less device memory."""
     e, trains = config.execution, not config.model.eval
     lower = ["--micro_batch_size"] * (e.micro_batch_size > 1)
-    if trains and e.micro_batches_per_pass != 1 and config.gradient_accumulation > 1:
+    per_pass = config.micro_batches_per_pass
+    can_lower = per_pass != 1 and not config.training.needs_whole_batch
+    if trains and can_lower and config.gradient_accumulation > 1:
         lower.append("--execution.micro_batches_per_pass")
     advice = [f"lower {' or '.join(lower)}"] * bool(lower)
     if trains and e.activations != "recompute":

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from config.errors import ConfigError
+from config.metrics import RETRIEVAL_METRICS
 from config.sections import RunConfig
 from data.class_labels import ClassLabels
 from data.data_cache import DataCache
@@ -20,6 +21,7 @@ from modelling.model_family import get_family
 from modelling.objectives import make_objective
 from run.evaluation.eval_result import EvalResult, Prediction
 from run.evaluation.predictors import GenerativePredictor, LabelPredictor
+from run.evaluation.retrieval import Retrieval
 from run.evaluation.text_metrics import (
     NO_LABEL,
     SACREBLEU_METRICS,
@@ -56,13 +58,14 @@ class Evaluator:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
                 little memory.
         """
-        task = task_from_config(config.data, config.training.row_type)
+        training = config.training
+        task = task_from_config(config.data, training.row_type, training.negatives)
         self.metrics = resolve_metrics(config, task)
         data = Pipeline(config, get_family(config).sample_format, data_cache or DataCache())
         corpus = data.read_corpus("validation")  # first, as its errors have advice for offline use
         config = data.config
         rows = config.eval.samples
-        corpus = corpus.first_examples(rows and rows * (2 if task.row_type == "paired" else 1))
+        corpus = corpus.first_examples(rows and rows * task.examples_per_row)
         data.check_processes_agree(corpus)
         self._labels = None if task.labels is None else ClassLabels(task.labels)
         self._prompts = [example.prompt for example in corpus.examples]
@@ -70,7 +73,12 @@ class Evaluator:
         self._languages = [example.languages for example in corpus.examples]
         self.info = {"task": task.name, "left_out_without_label": corpus.unlabeled}
         self._losses: LossSession | None = None
-        if any(name in make_objective(config).metrics for name in self.metrics):
+        self._retrieval: Retrieval | None = None
+        if any(name in RETRIEVAL_METRICS for name in self.metrics):
+            self._retrieval = Retrieval.from_corpus(config, data, corpus)
+            self.info |= {"documents": self._retrieval.num_documents}
+        needs_losses = any(name in make_objective(config).metrics for name in self.metrics)
+        if needs_losses or self._retrieval is not None:
             samples = data.make_samples(corpus, for_eval=True)
             self._samples = samples if frozen is None else frozen.add_to(samples)
             self._warn_truncated(self._samples.truncation.prompts)
@@ -104,6 +112,8 @@ class Evaluator:
             bar = progress_bar("loss", len(self._samples), "sample", quiet=quiet)
             with self._losses, bar:
                 loss = self._losses.compute(self._samples, bar.update)
+                if self._retrieval is not None:
+                    values |= self._retrieval.metrics(self._losses)
             metrics_of = self._losses.objective.metrics.items()
             values |= {name: metric(loss.metric_sums) for name, metric in metrics_of}
         predictions: list[Prediction] = []

@@ -193,6 +193,10 @@ ELSEWHERE = {
     "execution.device": "is where the program runs",
     "execution.host_memory": "limits the placement, with a disk",
     "adapter.target_parameters": "of experts: tests/modelling/test_adapters.py",
+    **{
+        f"training.{name}": "of embeddings: tests/modelling/test_contrastive.py"
+        for name in ("pooling", "scale", "symmetric", "bidirectional", "negatives")
+    },
     "training.multi_label": "of labels: tests/modelling/test_sequence_labels.py",
     "execution.expert_groups": "of experts: tests/modelling/llama/test_expert_groups.py",
     "execution.expert_parallel": "of experts: tests/modelling/llama/test_experts.py",

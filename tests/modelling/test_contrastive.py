@@ -1,0 +1,243 @@
+"""The contrastive objective against torch on transformers' models, and sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from transformers import T5EncoderModel
+
+import popxl
+import popxl_addons as addons
+from data.samples import Batch
+from data.text_samples import make_text_samples
+from data.token_sequences import TokenSequences
+from modelling.objectives import make_objective
+from popxl import ops
+from tests.modelling.gptj import hf as gptj
+from tests.modelling.llama import hf as llama
+from tests.modelling.sessions import fine_tuning, transposed
+from tests.modelling.t5 import training as t5
+from tests.modelling.torch_training import check_training, logical, train
+from tests.modelling.weight_maps import base_weight_map as llama_weight_map
+from tests.slow import slow
+
+STEPS, RATE = 3, 1e-2
+
+
+def contrastive(config: Any, batch: int = 8, places: int = 1, **settings: Any) -> Any:
+    """A configuration that trains embeddings, with up to `places` rows in a sample."""
+    training = replace(
+        config.training, objective="contrastive", global_batch_size=batch, **settings
+    )
+    packing = {"packing": False} if hasattr(config.data, "packing") else {}
+    data = replace(config.data, examples_per_sample=places, **packing)
+    return replace(config, training=training, data=data)
+
+
+# ---- the loss of vectors ------------------------------------------------------------------------
+def info_nce(vectors: list[torch.Tensor], symmetric: bool, scale: float) -> torch.Tensor:
+    """The mean loss of anchors, positives and negatives, [rows, hidden] each."""
+    anchors, *documents = (torch.nn.functional.normalize(x, dim=-1) for x in vectors)
+    labels = torch.arange(len(anchors))
+    scores = scale * anchors @ torch.cat(documents).T
+    loss = torch.nn.functional.cross_entropy(scores, labels)
+    if symmetric:
+        back = torch.nn.functional.cross_entropy(scores[:, : len(anchors)].T, labels)
+        loss = (loss + back) / 2
+    return loss
+
+
+@pytest.mark.slow
+def test_info_nce_is_that_of_sentence_transformers() -> None:
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    vectors = [torch.randn(5, 8, dtype=torch.float64) for _ in range(4)]
+    plain = MultipleNegativesRankingLoss(None)  # its own scale
+    both = MultipleNegativesRankingLoss(
+        None, 7.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    )
+    for theirs, symmetric, scale in ((plain, False, 20.0), (both, True, 7.0)):
+        expected = theirs.compute_loss_from_embeddings(vectors, None).item()
+        assert info_nce(vectors, symmetric, scale).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("negatives", [0, 2])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_loss_and_gradient_of_vectors(symmetric: bool, negatives: int) -> None:
+    """Of five rows; a sixth place is empty."""
+    settings: dict[str, Any] = {"symmetric": symmetric, "negatives": negatives, "scale": 7.0}
+    objective = make_objective(contrastive(gptj.small_config(), **settings))
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((6, 2 + negatives, 8), np.float32)
+    vectors[5] = 0
+
+    def loss(own: popxl.Tensor) -> popxl.Tensor:
+        return objective.loss(objective.loss_stats(own, {}, None, None), {}, None)
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        own = popxl.variable(vectors.reshape(-1, 8))
+        graph = ir.create_graph(loss, own.spec)
+        gradient = popxl.transforms.autodiff(graph, grads_required=graph.inputs)
+        info = ops.call_with_info(graph, own)
+        one = popxl.constant(1.0, popxl.float32)
+        (slope,) = ops.call(gradient.graph, one, inputs_dict=gradient.inputs_dict(info))
+        streams = [addons.host_store(t) for t in (info.outputs[0], slope)]
+    with popxl.Session(ir, "cpu") as session:
+        found = session.run()
+    leaf = torch.tensor(vectors[:5].astype(np.float64), requires_grad=True)
+    expected = info_nce([*leaf.unbind(1)], symmetric, 7.0) * 5
+    expected.backward()
+    assert float(found[streams[0]]) == pytest.approx(expected.item(), rel=1e-5)
+    slopes = found[streams[1]].reshape(vectors.shape)
+    np.testing.assert_allclose(slopes[:5], leaf.grad, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(slopes[5], 0)
+
+
+# ---- training -----------------------------------------------------------------------------------
+def random_samples(config: Any, rows: int, vocabulary: int, longest: int) -> TokenSequences:
+    """Rows of random texts, some of which have fewer negatives."""
+    negatives = config.training.negatives
+    rng, texts = np.random.default_rng(3), list[np.ndarray]()
+    for row in range(rows):
+        for place in range(2 + negatives):
+            count = 0 if place > 1 + row % (negatives + 1) else rng.integers(1, longest + 1)
+            texts.append(rng.integers(3, vocabulary, count, np.int32))
+    tokenizer: Any = SimpleNamespace(pad_token_id=2, eos_token_id=1, affix_ids=((), ()))
+    return make_text_samples(texts, 2 + negatives, config, tokenizer)
+
+
+def vectors_of(model: Any, batch: Mapping[str, torch.Tensor], config: Any) -> list[torch.Tensor]:
+    """The pooled vectors of a batch's anchors, positives and negatives; those that are there."""
+    texts, pooling = config.training.texts_per_row, config.training.pooling
+    places = config.data.examples_per_sample * texts
+    vectors: list[list[torch.Tensor]] = [[] for _ in range(texts)]
+    for input_ids, numbers in zip(batch["input_ids"], batch["segment_ids"], strict=True):
+        for place in range(places):
+            own = numbers == place + 1
+            if own.any():
+                hidden = model(input_ids=input_ids[own][None]).last_hidden_state[0]
+                pooled = hidden.mean(0) if pooling == "mean" else hidden[-1]
+                vectors[place % texts].append(pooled)
+    return [torch.stack(column) for column in vectors if column]
+
+
+class Case(NamedTuple):
+    """A configuration, transformers' model, and functions that give each the names of the other."""
+
+    config: Any
+    theirs: Any
+    weights: Callable[[Any], Batch]
+    named: Callable[[Batch], Batch]
+
+
+def check(case: Case, vocabulary: int, longest: int = 4) -> None:
+    """Three steps of AdamW are torch's in float64, over all rows of a batch at once."""
+    config, training = case.config, case.config.training
+    size = training.global_batch_size
+    rows = size * STEPS * config.data.examples_per_sample
+    samples = random_samples(config, rows, vocabulary, longest)
+    assert len(samples) >= size * STEPS
+    batches = [samples.take(np.arange(i * size, (i + 1) * size)) for i in range(STEPS)]
+
+    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return info_nce(vectors_of(case.theirs, batch, config), training.symmetric, training.scale)
+
+    model = case.theirs.double()
+    start = case.weights(model)
+    expected = train(model, batches, loss, RATE)
+    session = fine_tuning(config, gradients=True)
+    session.write(start)
+    check_training(session, batches, expected, RATE, case.named)
+
+
+def without_prefix(prefix: str, tensors: Batch) -> Batch:
+    return {name.removeprefix(prefix): x for name, x in tensors.items()}
+
+
+def with_prefix(prefix: str, model: torch.nn.Module) -> Batch:
+    return {f"{prefix}{name}": x for name, x in logical(model).items()}
+
+
+def gptj_case(dp: int, tp: int, micro: int, places: int, **settings: Any) -> Case:
+    config = gptj.small_config(dp, tp, micro, sequence_length=24 * places)
+    theirs, path = gptj.hf_model(gptj.small_config()).transformer, "transformer."
+    names = partial(with_prefix, path), partial(without_prefix, path)
+    return Case(contrastive(config, 8, places, **settings), theirs, *names)
+
+
+def llama_case(kind: str, dp: int, tp: int, micro: int, places: int, **settings: Any) -> Case:
+    hf = llama.hf_config(kind, max_position_embeddings=64, rope_parameters={
+        "rope_type": "default", "rope_theta": 1e4})  # fmt: skip
+    config = llama.our_config(hf, dp, tp, micro, sequence_length=24 * places)
+    config = contrastive(config, 8, places, **settings)
+    weight_map = llama_weight_map(config)
+
+    def weights(model: Any) -> Batch:
+        return weight_map.from_hf(with_prefix("model.", model))
+
+    def named(ours: Batch) -> Batch:
+        return without_prefix("model.", dict(weight_map.to_hf(ours)))
+
+    return Case(config, llama.hf_model(hf).model, weights, named)
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "micro", "places"),
+    [
+        (1, 1, 8, 1),
+        slow(1, 1, 1, 1),
+        slow(1, 1, 2, 3),
+        slow(2, 1, 1, 2),
+        slow(1, 2, 2, 1),
+        (2, 2, 2, 2),
+        slow(4, 1, 2, 1),
+    ],
+)
+def test_gptj_learns_as_torch_does(dp: int, tp: int, micro: int, places: int) -> None:
+    """With rows in samples of their own and packed, with and without negatives."""
+    pooling = "last" if tp == 2 else "mean"
+    settings: Any = {"negatives": places - 1, "symmetric": dp == 2, "scale": 9.0}
+    case = gptj_case(dp, tp, micro, places, pooling=pooling, **settings)
+    check(case._replace(config=transposed(case.config, tp == 2)), gptj.VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", slow("llama")])
+def test_llama_shaped_models_do(kind: str) -> None:
+    check(llama_case(kind, 2, 2, 1, 2, negatives=1), llama.VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "micro", "places", "pooling"),
+    [
+        (2, 1, 1, 2, "mean"),
+        slow(1, 1, 8, 1, "last"),
+        slow(1, 2, 2, 1, "mean"),
+        slow(2, 2, 2, 3, "mean"),
+    ],
+)
+def test_the_encoder_of_t5_does(dp: int, tp: int, micro: int, places: int, pooling: str) -> None:
+    config = t5.our_config(dp, tp, micro, layers=2)
+    config = replace(config, model=replace(config.model, sequence_length=24 * places))
+    config = contrastive(config, 8, places, negatives=1, pooling=pooling)
+    whole = t5.their_model(2)
+    theirs = T5EncoderModel(whole.config).eval()
+    theirs.load_state_dict(whole.state_dict(), strict=False)
+    check(Case(transposed(config, dp == 2), theirs, logical, dict), t5.VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", [slow("gptj"), slow("qwen3"), "mistral"])
+def test_attention_to_later_tokens(kind: str) -> None:
+    """As transformers with is_causal false, with a sliding window or without."""
+    split: Any = (1, 2, 2, 2)
+    settings: Any = {"negatives": 1, "bidirectional": True}
+    case = gptj_case(*split, **settings) if kind == "gptj" else llama_case(kind, *split, **settings)
+    case.theirs.config.is_causal = False
+    check(case, gptj.VOCABULARY, longest=8)
