@@ -86,7 +86,8 @@ class Evaluator:
                 lambda: LossSession(config, weight_source), "the program of the loss"
             )
         self._predictor: GenerativePredictor | LabelPredictor | None = None
-        needs_predictions = any(name in task.metric_names for name in self.metrics)
+        answers = {*task.metric_names}.difference(RETRIEVAL_METRICS)
+        needs_predictions = not answers.isdisjoint(self.metrics)
         if config.eval.constrained and not needs_predictions:
             say("eval.constrained is not used: eval.metrics has none of answers")
         if needs_predictions:

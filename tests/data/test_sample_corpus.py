@@ -16,6 +16,7 @@ from data.sample import (
     generate,
     generate_conversations,
     generate_preferences,
+    generate_retrieval,
     generate_translations,
     train_chat_tokenizer,
     train_tokenizer,
@@ -140,6 +141,12 @@ def test_generating_preferences_again_gives_the_committed_files(tmp_path: Path) 
     generate_conversations.write_splits(tmp_path, generate_preferences.generate_preference_rows)
     for split in MIN_PAIRS:
         committed = SAMPLE_FOLDER / "preferences" / f"{split}.jsonl"
+        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
+
+
+def test_generating_retrieval_rows_again_gives_the_committed_files(tmp_path: Path) -> None:
+    generate_retrieval.write_files(tmp_path)
+    for committed in (SAMPLE_FOLDER / "retrieval").iterdir():
         assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
 
 
