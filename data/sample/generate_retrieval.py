@@ -25,15 +25,15 @@ def generate_retrieval_rows(split: str) -> Iterator[dict[str, str]]:
     """Generate rows with `anchor`, `positive` and `negative`."""
     rng = random.Random(f"{SEED}-{split}")
     for _ in range(SIZES[split]):
-        told = _draw_event(rng, "train" if split == "train" else "validation")
-        changed, other, _ = rng.sample(list(told.values), NUM_TOLD_ATTRIBUTES)
-        asked = {name: told.values[name] for name in (changed, other)}
-        values = [v for v in ATTRIBUTES[changed].possible_values if v != told.values[changed]]
-        wrong = Premise(told.scene, {**told.values, changed: rng.choice(values)})
-        question = premise_to_text(rng, Premise(told.scene, asked)).rstrip(".")
+        event = _draw_event(rng, "train" if split == "train" else "validation")
+        changed, other, _ = rng.sample(list(event.values), NUM_TOLD_ATTRIBUTES)
+        asked = {name: event.values[name] for name in (changed, other)}
+        values = [v for v in ATTRIBUTES[changed].possible_values if v != event.values[changed]]
+        wrong = Premise(event.scene, {**event.values, changed: rng.choice(values)})
+        question = premise_to_text(rng, Premise(event.scene, asked)).rstrip(".")
         yield {
             "anchor": f"Is it known that {question}?",
-            "positive": premise_to_text(rng, told),
+            "positive": premise_to_text(rng, event),
             "negative": premise_to_text(rng, wrong),
         }
 
