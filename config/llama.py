@@ -401,29 +401,19 @@ class LlamaConfig(RunConfig):
 
     def validate(self) -> None:
         super().validate()
-        heads, parts = self.model.num_key_value_heads, self.execution.tensor_parallel
-        if max(heads, parts) % min(heads, parts):
-            raise ConfigError(
-                f"model.num_key_value_heads {heads} and execution.tensor_parallel {parts}: "
-                "one must be a multiple of the other"
-            )
+        self.check_key_value_heads("model.num_key_value_heads", self.model.num_key_value_heads)
         if self.execution.expert_groups > 1 and not self.can_group_experts:
             raise ConfigError(
                 "execution.expert_groups is for layers that only add what experts give: "
                 "model.dropout_prob 0 and residual_multiplier 1"
             )
         optimizer = self.training.optimizer
-        shares = self.execution.expert_parallel and parts > 1
+        shares = self.execution.expert_parallel and self.execution.tensor_parallel > 1
         if shares and not optimizer.registry_entry.allows_shard_replicas:
             raise ContradictionError(
                 f"{optimizer.name} with execution.expert_parallel is not supported: take adamw",
                 {"execution.expert_parallel": False},
                 "training.optimizer.name",
-            )
-        if parts > heads and not optimizer.registry_entry.allows_shard_replicas:
-            raise ConfigError(
-                f"{optimizer.name} with execution.tensor_parallel {parts} above "
-                f"model.num_key_value_heads {heads} is not supported: take adamw"
             )
 
     def expert_weights(self) -> int:

@@ -454,6 +454,23 @@ class RunConfig(ConfigSection):
                     f"{in_a_word} that divides {name}, {value}"
                 )
 
+    def check_key_value_heads(self, name: str, heads: int) -> None:
+        """Raises `ConfigError` unless tensor parallelism can share out key-value heads.
+
+        Several devices hold the same head where there are fewer heads than devices.
+        """
+        parts, optimizer = self.execution.tensor_parallel, self.training.optimizer
+        if max(heads, parts) % min(heads, parts):
+            raise ConfigError(
+                f"{name} {heads} and execution.tensor_parallel {parts}: one must be a multiple of "
+                "the other"
+            )
+        if parts > heads and not optimizer.registry_entry.allows_shard_replicas:
+            raise ConfigError(
+                f"{optimizer.name} with execution.tensor_parallel {parts} above {name} {heads} is "
+                "not supported: take adamw"
+            )
+
     def require_multiple(self, name: str, value: int, parallelism_field: str) -> None:
         """Raises `ConfigError` unless a field's value is divisible by a field of `execution`.
 

@@ -246,19 +246,10 @@ class T5GemmaConfig(RunConfig):
 
     def validate(self) -> None:
         super().validate()
-        parts = self.execution.tensor_parallel
         for name, stack in self.model.stacks.items():
-            heads = stack.num_key_value_heads
-            if max(heads, parts) % min(heads, parts):
-                raise ConfigError(
-                    f"model.{name}.num_key_value_heads {heads} and execution.tensor_parallel "
-                    f"{parts}: one must be a multiple of the other"
-                )
-            if parts > heads and not self.training.optimizer.registry_entry.allows_shard_replicas:
-                raise ConfigError(
-                    f"{self.training.optimizer.name} with execution.tensor_parallel {parts} above "
-                    f"model.{name}.num_key_value_heads {heads} is not supported: take adamw"
-                )
+            self.check_key_value_heads(
+                f"model.{name}.num_key_value_heads", stack.num_key_value_heads
+            )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         names = "hidden_size", "num_attention_heads", "intermediate_size"

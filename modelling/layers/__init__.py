@@ -28,6 +28,7 @@ from modelling.layers.experts import ExpertUsage as ExpertUsage
 from modelling.layers.experts import ExpertWeightNames as ExpertWeightNames
 from modelling.layers.experts import MoE as MoE
 from modelling.layers.experts import Router as Router
+from modelling.layers.gated_mlp import GatedMLP as GatedMLP
 from modelling.layers.head_loss import EXPERT_USAGE as EXPERT_USAGE
 from modelling.layers.head_loss import LOSS_STATS as LOSS_STATS
 from modelling.layers.head_loss import HeadLoss as HeadLoss

@@ -29,6 +29,7 @@ from modelling.layers import (
     ExpertUsage,
     ExpertWeightNames,
     FusedLinear,
+    GatedMLP,
     HeadLoss,
     Linear,
     Module,
@@ -114,21 +115,13 @@ class LlamaAttention(MultiHeadAttention):
 
 
 # ---- feed-forward -------------------------------------------------------------------------------
-class LlamaMLP(Module):
+class LlamaMLP(GatedMLP):
     """Gated MLP: down_proj(act(gate_proj x) * up_proj x)."""
 
     def __init__(self, c: LlamaModel, intermediate_size: int, bias: bool = False) -> None:
-        super().__init__()
-        hidden, std, self.model_type = c.hidden_size, c.initializer_range, c.model_type
-        self.act = get_activation(c.hidden_act)
-        gate_up = {"gate_proj": std, "up_proj": std}
-        self.gate_up = FusedLinear(hidden, intermediate_size, gate_up, bias=bias)
-        self.down_proj = Linear(intermediate_size, hidden, shard="in", std=std, bias=bias)
-
-    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """Computes the MLP: (..., hidden) -> the same shape."""
-        gate, up = self.gate_up(self.groups.copy_to_tp(x))
-        return self.down_proj(self.act(gate) * up)
+        act = get_activation(c.hidden_act)
+        super().__init__(c.hidden_size, intermediate_size, act, c.initializer_range, bias)
+        self.model_type = c.model_type
 
     def file_names(self, hf_path: str) -> HfTensorNames:
         """Returns the name under which Phi-3's files fuse the gate and up projections."""

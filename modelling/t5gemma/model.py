@@ -21,13 +21,13 @@ from config.t5gemma import GemmaStack, T5GemmaConfig, T5GemmaModel
 from modelling.encoder_decoder import BlockStack, EncoderDecoderSpec
 from modelling.layers import (
     AttentionSpec,
-    BlockContext,
     CrossAttention,
     DecoderContext,
     Dropout,
     Embeddings,
     EncoderFinalNorm,
     FusedLinear,
+    GatedMLP,
     Linear,
     LMHeadLoss,
     Module,
@@ -48,22 +48,17 @@ from popxl import Tensor, ops
 
 
 # ---- attention ----------------------------------------------------------------------------------
-class T5GemmaSelfAttention(MultiHeadAttention):
-    """Grouped-query self-attention with RoPE, causal in the decoder.
+class GemmaProjections(MultiHeadAttention):
+    """Projections, norms of heads and rotary positions of self-attention."""
 
-    An encoder's window reaches in both directions. T5Gemma 2 has norms of queries and keys.
-    """
-
-    def __init__(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType, causal: bool) -> None:
-        heads, kv_heads = stack.num_attention_heads, stack.num_key_value_heads
-        window, std = stack.sliding_window, c.initializer_range
-        both_sides = ((window + 1) // 2 - 1, window // 2) if c.is_merged else (window, window)
-        seen = window if causal else both_sides
-        spec = attention_spec(stack, causal, seen if layer.is_sliding else None)
-        dropout = Dropout.from_model_config(c, c.attention_dropout)
-        super().__init__(heads, spec, kv_heads, is_chunked=not causal, dropout=dropout)
-        hidden, inner = stack.hidden_size, heads * stack.head_dim
-        kv = {"k_proj": std, "v_proj": std}
+    def add_projections(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType) -> None:
+        """Adds the submodules; T5Gemma 2 has norms of queries and keys."""
+        hidden, inner, std = (
+            stack.hidden_size,
+            stack.num_attention_heads * stack.head_dim,
+            c.initializer_range,
+        )
+        kv_heads, kv = stack.num_key_value_heads, {"k_proj": std, "v_proj": std}
         self.q_proj = Linear(hidden, inner, shard="out", std=std)
         self.kv = FusedLinear(hidden, kv_heads * stack.head_dim, kv, max_shards=kv_heads)
         self.o_proj = Linear(inner, hidden, shard="in", std=std)
@@ -71,13 +66,34 @@ class T5GemmaSelfAttention(MultiHeadAttention):
         if self.has_norms:
             self.q_norm, self.k_norm = make_head_norm(stack), make_head_norm(stack)
 
-    def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """Computes self-attention: (batch, length, hidden) -> the same shape."""
+    def project(self, x: Tensor, ctx: StackContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Computes queries (b, n, h, d), keys and values (b, n, g, d) of x (b, n, hidden)."""
         x = self.groups.copy_to_tp(x)
         q, (k, v) = self.split_heads(self.q_proj(x)), map(self.split_kv_heads, self.kv(x))
         if self.has_norms:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rope(q, k, ctx)
+        return *self.rope(q, k, ctx), v
+
+
+class T5GemmaSelfAttention(GemmaProjections):
+    """Grouped-query self-attention with RoPE, causal in the decoder.
+
+    An encoder's window reaches in both directions.
+    """
+
+    def __init__(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType, causal: bool) -> None:
+        heads, kv_heads = stack.num_attention_heads, stack.num_key_value_heads
+        window = stack.sliding_window
+        both_sides = ((window + 1) // 2 - 1, window // 2) if c.is_merged else (window, window)
+        seen = window if causal else both_sides
+        spec = attention_spec(stack, causal, seen if layer.is_sliding else None)
+        dropout = Dropout.from_model_config(c, c.attention_dropout)
+        super().__init__(heads, spec, kv_heads, is_chunked=not causal, dropout=dropout)
+        self.add_projections(c, stack, layer)
+
+    def build(self, x: Tensor, ctx: StackContext) -> Tensor:
+        """Computes self-attention: (batch, length, hidden) -> the same shape."""
+        q, k, v = self.project(x, ctx)
         masks, lengths = ctx.padding_mask(bool(self.fused))
         return self.o_proj(self.attend(q, k, v, ctx, masks, lengths))
 
@@ -107,7 +123,7 @@ class T5GemmaCrossAttention(CrossAttention):
         return ctx.packing.unpack_sequences(self.o_proj(self.attend_encoded(q, ctx)))
 
 
-class T5Gemma2MergedAttention(CrossAttention):
+class T5Gemma2MergedAttention(GemmaProjections, CrossAttention):
     """One softmax over a decoder sequence's own keys and all of the encoder's output.
 
     Both have the same projections. Only own keys have positions, a causal mask and a window.
@@ -117,21 +133,12 @@ class T5Gemma2MergedAttention(CrossAttention):
         heads, kv_heads = stack.num_attention_heads, stack.num_key_value_heads
         dropout = Dropout.from_model_config(c, c.attention_dropout)
         super().__init__(heads, attention_spec(stack), kv_heads, dropout=dropout)
-        hidden, inner, std = stack.hidden_size, heads * stack.head_dim, c.initializer_range
-        kv = {"k_proj": std, "v_proj": std}
-        self.q_proj = Linear(hidden, inner, shard="out", std=std)
-        self.kv = FusedLinear(hidden, kv_heads * stack.head_dim, kv, max_shards=kv_heads)
-        self.o_proj = Linear(inner, hidden, shard="in", std=std)
-        self.q_norm, self.k_norm = make_head_norm(stack), make_head_norm(stack)
-        self.rope = Rope(stack, layer)
+        self.add_projections(c, stack, layer)
         self.own_window = stack.sliding_window if layer.is_sliding else None
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
         """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
-        x = self.groups.copy_to_tp(x)
-        q, (k, v) = self.split_heads(self.q_proj(x)), map(self.split_kv_heads, self.kv(x))
-        q, k = self.rope(self.q_norm(q), self.k_norm(k), ctx)
-        q, k, v = (transpose_heads(t) for t in (q, k, v))
+        q, k, v = map(transpose_heads, self.project(x, ctx))
         k, v = ctx.update_cache(k, v, self.own_window)
         bias = self._mask_bias(q.shape[2], k.shape[2], ctx)
         q, k, v = (join_sequences(t, ctx.packing.sequences_per_sample) for t in (q, k, v))
@@ -184,23 +191,6 @@ def attention_spec(
 
 
 # ---- layers -------------------------------------------------------------------------------------
-class T5GemmaMLP(Module):
-    """Gated MLP with dropout: down_proj(dropout(act(gate_proj x) * up_proj x))."""
-
-    def __init__(self, c: T5GemmaModel, stack: GemmaStack) -> None:
-        super().__init__()
-        hidden, inner, std = stack.hidden_size, stack.intermediate_size, c.initializer_range
-        self.act, self.drop = get_activation(stack.hidden_activation), Dropout.from_model_config(c)
-        self.gate_up = FusedLinear(hidden, inner, {"gate_proj": std, "up_proj": std})
-        self.down_proj = Linear(inner, hidden, shard="in", std=std)
-
-    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """Computes the MLP: (batch, length, hidden) -> the same shape."""
-        gate, up = self.gate_up(self.groups.copy_to_tp(x))
-        h = self.drop(self.act(gate) * up, self.groups.tp_seed(ctx.next_seed()))
-        return self.down_proj(h)
-
-
 class T5GemmaEncoderLayer(Module):
     """T5Gemma's encoder layer: norms before and after both self-attention and MLP."""
 
@@ -209,7 +199,13 @@ class T5GemmaEncoderLayer(Module):
         self.self_attn = self.make_attention(c, stack, layer)
         self.pre_self_attn_layernorm = make_norm(stack)
         self.post_self_attn_layernorm = make_norm(stack)
-        self.mlp = T5GemmaMLP(c, stack)
+        self.mlp = GatedMLP(
+            stack.hidden_size,
+            stack.intermediate_size,
+            get_activation(stack.hidden_activation),
+            c.initializer_range,
+            dropout=Dropout.from_model_config(c),
+        )
         self.pre_feedforward_layernorm = make_norm(stack)
         self.post_feedforward_layernorm = make_norm(stack)
 
