@@ -36,7 +36,7 @@ GPTJ_SIZES = {
 def cases() -> Iterator[tuple[str, RunConfig]]:
     """Each case's name and configuration."""
     for kind in SETTINGS:
-        own = our_config(hf_config(kind))
+        own = our_config(hf_config(kind, vocab_size=60))
         for tp in (1, 2, 4):
             for name, fields in _layouts(kind, tp):
                 yield f"{kind} tp {tp}{name}", _changed(own, tensor_parallel=tp, **fields)
