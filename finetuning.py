@@ -35,7 +35,7 @@ UNUSED = UnusedFields(
         "model.output_length",
         *("training.steps", "training.epochs", "training.max_skipped_steps"),
         *("training.optimizer.learning_rate", "training.reference_cache", "training.beta"),
-        *("training.gamma", "training.multi_label"),
+        *("training.gamma", "training.multi_label", "training.center_rewards_coefficient"),
         *("training.teacher_quantization", "training.teacher_cache"),
     ),
     used=("data.examples_per_sample", "checkpoint.load"),

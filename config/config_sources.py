@@ -247,7 +247,8 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
     """
     config, messages, off = settings.config, list[str](), dict[str, float]()
     values = flatten_by_path(config.to_dict())
-    trains = config.training.learns_preferences and not config.model.eval
+    compares = config.training.learns_preferences or config.training.has_row_pairs
+    trains = compares and not config.model.eval
     for name in DROPOUTS if trains else ():
         value = values.get(name)
         if not value:

@@ -19,12 +19,16 @@ from config.metrics import (
     perplexity,
 )
 
-RowType = Literal["paired", "unpaired", "labeled", "scored", "contrastive"]
+RowType = Literal["paired", "unpaired", "labeled", "scored", "compared", "contrastive"]
 """Rows of an objective that learns from more than texts.
 
 paired: a chosen and a rejected answer; unpaired: single answers, liked or not; labeled: texts with
-classes; scored: texts with a number; contrastive: an anchor, a positive and negatives.
+classes; scored: texts with a number; compared: a chosen and a rejected text, with a margin;
+contrastive: an anchor, a positive and negatives.
 """
+
+ROW_PAIRS: tuple[RowType, ...] = ("paired", "compared")
+"""Types of rows that have two texts."""
 
 HeadType = Literal["lm", "classifier", "none"]
 """Heads of a model: lm: logits of the next token; classifier: scores of sequences; none: the
@@ -103,6 +107,9 @@ _TOP_TOKENS = {"top_k", "temperature", "distill_weight", "distill_rest", "teache
 
 _REFERENCE, _SMOOTHING = "reference_cache", "label_smoothing"
 
+_REWARD_METRICS = ("accuracy", "margin", "mean_reward", "min_reward", "max_reward")
+"""Metrics of reward models, in TRL's names; the last two are means over batches."""
+
 OBJECTIVES: Mapping[str, ObjectiveSpec] = {
     "cross_entropy": ObjectiveSpec(
         {"loss": mean_loss, "perplexity": perplexity}, settings={_SMOOTHING}
@@ -124,6 +131,16 @@ OBJECTIVES: Mapping[str, ObjectiveSpec] = {
         "labeled",
         {"accuracy", "macro_f1"},
         {"multi_label"},
+        head="classifier",
+    ),
+    "reward": ObjectiveSpec(
+        {
+            "loss": mean_loss,
+            **{name: partial(compute_metric_mean, name) for name in _REWARD_METRICS},
+        },
+        "compared",
+        {"accuracy", "margin"},
+        {"center_rewards_coefficient"},
         head="classifier",
     ),
     "regression": ObjectiveSpec(

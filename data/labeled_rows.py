@@ -24,6 +24,9 @@ Label = tuple[str, ...] | float
 LABELED: tuple[RowType, ...] = ("labeled", "scored")
 """Types of rows with a label."""
 
+WHOLE_TEXTS: tuple[RowType, ...] = (*LABELED, "compared", "contrastive")
+"""Types of rows whose texts are read as a whole, none of whose tokens are in the loss."""
+
 MAX_CLASSES = 1000
 """Largest number of classes that are taken from the data without being named."""
 
@@ -89,7 +92,7 @@ def read_label(row: Row, column: str, classes: ClassLabels | None, is_list: bool
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise NullError(f"column {format_value(column)} holds null, but must hold a label")
     if classes is None:
-        return _read_number(value, column)
+        return read_number(value, column)
     if isinstance(value, list | tuple) != is_list:
         other = "one class, but the first row a list" if is_list else "a list, but must be a class"
         raise ColumnError(
@@ -100,7 +103,12 @@ def read_label(row: Row, column: str, classes: ClassLabels | None, is_list: bool
     return None if None in names else tuple(dict.fromkeys(name for name in names if name))
 
 
-def _read_number(value: Any, column: str) -> float:
+def read_number(value: Any, column: str) -> float:
+    """Read a finite number.
+
+    Raises:
+        ColumnError: the value is none.
+    """
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

@@ -1,8 +1,9 @@
-"""Samples of labeled sequences, for classification and regression.
+"""Samples of labeled sequences, for classification and regression, and of compared ones.
 
 Batches have, besides the arrays of `data.token_sequences`, a row for each sequence, float32:
     sequence_labels   [sequences, classes]   1 for its classes, 0 for the others; or its number
     is_labeled        [sequences, 1]         1, or 0 where a sample has fewer sequences
+Of compared sequences a row is that of a pair, and its label the margin.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from config.task import SegmentsData, Seq2SeqData
 from data.packing import EMPTY_SLOT
 from data.samples import Samples, hash_arrays, sample_lengths
 from data.token_sequences import pack_rows, truncate_sequences
-from data.truncation import Truncation
+from data.truncation import TokenLimit, TooLongError, Truncation
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -34,8 +35,8 @@ class LabeledSamples:
 
     Attributes:
         samples: of the sequences' tokens.
-        rows: int64 [n, places], the index of the sequence in each place, or `EMPTY_SLOT`.
-        labels: float32 [sequences, classes].
+        rows: int64 [n, places], the index of the label in each place, or `EMPTY_SLOT`.
+        labels: float32 [labels, classes].
     """
 
     samples: Samples
@@ -90,6 +91,43 @@ def make_labeled_samples(
     rows, slots = pack_rows(sequences, 1, length, config.data.examples_per_sample)
     samples = sample_format.make_sequence_samples(config, sequences, slots, tokenizer, truncation)
     return LabeledSamples(samples, rows, label_matrix(config, examples))
+
+
+def make_compared_samples(
+    sample_format: SampleFormat,
+    config: RunConfig,
+    examples: Sequence[Example],
+    tokenized: Sequence[TokenizedText],
+    tokenizer: Tokenizer,
+) -> LabeledSamples:
+    """Convert tokenized pairs of texts with their margins to samples of fixed length.
+
+    A pair that does not fit is dropped, as in TRL, and never truncated.
+
+    Raises:
+        TooLongError: a pair is too long, and `data.on_long_target` is "error".
+    """
+    length = config.model.sequence_length
+    sequences = [text.ids for text in tokenized]
+    sizes = [len(a) + len(b) for a, b in zip(sequences[::2], sequences[1::2], strict=True)]
+    fitting = [i for i, size in enumerate(sizes) if size <= length]
+    dropped = len(sizes) - len(fitting)
+    if dropped and config.data.on_long_target == "error":
+        longest = int(np.argmax(sizes))
+        limit = TokenLimit(length, "sequence_length")
+        raise TooLongError(
+            2 * longest,
+            f"the two texts have {sizes[longest]} tokens together, but {limit.field} is {length}: "
+            f"{limit.fitting_advice(sizes[longest])}",
+        )
+    kept = [sequences[2 * i + j] for i in fitting for j in (0, 1)]
+    assert isinstance(config.data, SegmentsData | Seq2SeqData)
+    rows, slots = pack_rows(kept, 2, length, config.data.examples_per_sample)
+    samples = sample_format.make_sequence_samples(
+        config, kept, slots, tokenizer, Truncation(dropped=dropped)
+    )
+    margins = np.asarray([[examples[2 * i].label] for i in fitting], np.float32).reshape(-1, 1)
+    return LabeledSamples(samples, rows, margins)
 
 
 def label_matrix(config: RunConfig, examples: Sequence[Example]) -> np.ndarray:

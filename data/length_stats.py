@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from data.examples import Corpus
-from data.labeled_rows import LABELED
+from data.labeled_rows import WHOLE_TEXTS
 from data.pipeline import Pipeline
 from data.preference_samples import PreferencePair
 from data.task import Split
@@ -71,13 +71,11 @@ def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int,
         data.task.row_type,
         data.sample_format.count_example_tokens,
     )
-    if row_type in LABELED:  # an answer is as short as can be
-        return [(len(text.ids), 1) for text in tokens]
+    if row_type in WHOLE_TEXTS:  # an answer is as short as can be
+        sizes, count = [len(text.ids) for text in tokens], data.task.examples_per_row
+        return [(sum(sizes[i : i + count]), 1) for i in range(0, len(sizes), count)]
     if row_type is None:
         return [length(tokens_of_one) for tokens_of_one in tokens]
-    if row_type == "contrastive":
-        sizes, texts_per_row = [len(text.ids) for text in tokens], data.task.examples_per_row
-        return [(sum(sizes[i : i + texts_per_row]), 1) for i in range(0, len(sizes), texts_per_row)]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.
     combine = sum if data.sample_format.trains_whole_chats else max
     pairs = PreferencePair.from_examples(corpus.examples, tokens, row_type == "unpaired")

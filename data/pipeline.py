@@ -13,6 +13,7 @@ import numpy as np
 import popdist
 from config.errors import ConfigError
 from config.model import ModelSection
+from config.objectives import ROW_PAIRS
 from config.process_checks import check_same_on_all_processes, hash_json
 from config.sections import RunConfig
 from config.values import split_names
@@ -21,8 +22,8 @@ from data.class_labels import ClassLabels
 from data.data_cache import DataCache
 from data.data_warnings import DataWarnings
 from data.examples import NO_LANGUAGES, Corpus, Example, Languages, TokenizedText
-from data.labeled_rows import LABELED
-from data.labeled_samples import make_labeled_samples
+from data.labeled_rows import LABELED, WHOLE_TEXTS
+from data.labeled_samples import make_compared_samples, make_labeled_samples
 from data.language_codes import LanguageCodes, LanguageError
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
@@ -64,6 +65,7 @@ ROW_NOUNS = {
     "labeled": "texts",
     "scored": "texts",
     "contrastive": "rows",
+    "compared": "pairs",
 }
 """Nouns for the rows of each format, for messages."""
 
@@ -286,13 +288,15 @@ class Pipeline:
 
     def tokenize_examples(self, examples: Sequence[Example]) -> list[TokenizedText]:
         """Tokenize examples to token ids and loss masks; labeled texts have no loss tokens."""
-        if self.task.row_type in LABELED:
-            encoded = self.sample_format.encode_texts(examples, self.tokenizer)
-            return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in encoded]
         if self.task.row_type == "contrastive":
             texts = [example.target for example in examples]
             tokens = tokenize_texts(texts, self._resolved_config, self.tokenizer)
             return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in tokens]
+        if self.task.row_type in WHOLE_TEXTS:
+            encoded = self.sample_format.encode_texts(examples, self.tokenizer)
+            if self.task.row_type == "compared" and not self.tokenizer.chat:  # as TRL
+                encoded = map(self.tokenizer.append_eos, encoded)
+            return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in encoded]
         return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
 
     def render_example(self, example: Example) -> Example:
@@ -302,7 +306,7 @@ class Pipeline:
         """
         return (
             example
-            if self.is_chat or self.task.row_type in (*LABELED, "contrastive")
+            if self.is_chat or self.task.row_type in WHOLE_TEXTS
             else self.sample_format.render_example(self._resolved_config, example)
         )
 
@@ -445,7 +449,7 @@ class Pipeline:
         rows = len(corpus.examples) // answers
         if len(samples) != rows:
             notes[0] += f" of {rows} {ROW_NOUNS[row_type or self.task.row_format]}"
-        if num_equal := row_type == "paired" and count_equal_pairs(corpus.examples):
+        if num_equal := row_type in ROW_PAIRS and count_equal_pairs(corpus.examples):
             notes.append(f"{num_equal} pairs of equal answers, which teach no preference")
         if self.task.validation_fraction is not None:
             num_held_out = len(self.read_corpus("validation").examples) // answers
@@ -540,6 +544,10 @@ class Pipeline:
             if row_type == "contrastive":
                 texts, num_texts = [text.ids for text in tokens], self.task.examples_per_row
                 return make_text_samples(texts, num_texts, self.config, self.tokenizer)
+            if row_type == "compared":
+                return make_compared_samples(
+                    self.sample_format, self.config, examples, tokens, self.tokenizer
+                )
             if row_type is not None:
                 pairs = PreferencePair.from_examples(examples, tokens, row_type == "unpaired")
                 return self.sample_format.make_pair_samples(self.config, pairs, self.tokenizer)
@@ -634,7 +642,7 @@ class Pipeline:
         if (
             data.train is None
             or self.task.row_format != "prompt_completion"
-            or self.task.row_type in LABELED
+            or self.task.row_type in WHOLE_TEXTS
             or not self.sample_format.trains_whole_chats
         ):
             return

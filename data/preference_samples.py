@@ -44,9 +44,14 @@ def answers_per_example(config: RunConfig) -> int:
 
 
 def texts_per_example(config: RunConfig) -> int:
-    """Number of texts of an example that follow each other in a sample."""
+    """Number of texts of an example that follow each other in a sample.
+
+    An encoder reads the prompt of two answers once.
+    """
     if config.training.row_type == "contrastive":
         return config.training.texts_per_row
+    if config.training.row_type == "compared":
+        return 2
     return 1 if isinstance(config.data, Seq2SeqData) else answers_per_example(config)
 
 

@@ -18,6 +18,12 @@ from config.objectives import RowType
 from config.sections import Data
 from config.task import DataFormat, OnNull
 from data.class_labels import UNLABELED, ClassLabels, match_column_labels
+from data.compared_rows import (
+    compared_columns,
+    read_compared_conversations,
+    read_compared_texts,
+    read_margin,
+)
 from data.contrastive_rows import contrastive_columns, read_negatives, read_texts
 from data.conversations import (
     QUESTION_COLUMNS,
@@ -138,7 +144,9 @@ class Task:
     @property
     def examples_per_row(self) -> int:
         """Number of examples that a row becomes; of unpaired answers it depends on the row."""
-        return {"paired": 2, "contrastive": 2 + self.num_negatives}.get(self.row_type or "", 1)
+        return {"paired": 2, "compared": 2, "contrastive": 2 + self.num_negatives}.get(
+            self.row_type or "", 1
+        )
 
     @property
     def is_user_data(self) -> bool:
@@ -367,6 +375,8 @@ class Task:
             for text in texts:
                 _check_text_length(text.target)
             return texts
+        if self.row_type == "compared":
+            return self._convert_compared_row(location, row, reader)
         if self.row_type is not None:
             return self._convert_preference_row(location, row, reader)
         if reader is not None:
@@ -405,6 +415,9 @@ class Task:
             return {label, *template.columns, *getattr(template, "optional", ())}
         if self.row_type == "contrastive":
             return contrastive_columns(row, self.prompt, self.target)
+        if self.row_type == "compared":
+            prompt_columns = () if self.prompt is None else self.prompt.columns
+            return {*prompt_columns, *compared_columns(reader is not None)}
         if self.row_type is not None:
             prompt_columns = () if self.prompt is None else self.prompt.columns
             return {
@@ -474,6 +487,23 @@ class Task:
             conversation = read_conversation(row, self.messages, self.on_null == "empty")
             text = reader.text_or_none(location, conversation.with_system_message(self.system))
         return [] if text is None else [Example(_check_text_length(text), "", label=label)]
+
+    def _convert_compared_row(
+        self, location: FileLocation, row: Row, reader: ConversationReader | None
+    ) -> list[Example]:
+        """Examples of a row's chosen and rejected text; empty if the chat template rejects one."""
+        prompt, margin = None if self.prompt is None else self.prompt.render(row), read_margin(row)
+        if reader is None:
+            texts: list[str | None] = [*read_compared_texts(row, prompt)]
+        else:
+            texts = [
+                reader.text_or_none(location, conversation.with_system_message(self.system))
+                for conversation in read_compared_conversations(row, prompt)
+            ]
+        whole = [_check_text_length(text) for text in texts if text is not None]
+        if len(whole) < len(texts):
+            return []
+        return [Example(text, "", label=margin) for text in whole]
 
     def _convert_document_row(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentChunkRow):

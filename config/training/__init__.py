@@ -10,8 +10,11 @@ from config.training.contrastive import ContrastiveTraining
 from config.training.distillation import DistillationTraining
 from config.training.labels import LabelTraining
 from config.training.preference import PreferenceTraining
+from config.training.reward import RewardTraining
 
 
 @dataclass(frozen=True)
-class Training(PreferenceTraining, LabelTraining, DistillationTraining, ContrastiveTraining):
+class Training(
+    PreferenceTraining, LabelTraining, RewardTraining, DistillationTraining, ContrastiveTraining
+):
     """Settings that affect the result of training, unlike those of `Execution`."""

@@ -8,7 +8,7 @@ from typing import Literal
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.lr_schedules import LRScheduleName
-from config.objectives import OBJECTIVES, HeadType, ObjectiveName, RowType
+from config.objectives import OBJECTIVES, ROW_PAIRS, HeadType, ObjectiveName, RowType
 from config.optimizer_state import OPTIMIZERS, RESIDUAL_SLOTS, Adafactor, OptimizerSpec, StateSlot
 from config.values import (
     Fraction,
@@ -153,8 +153,8 @@ class CommonTraining(ConfigSection):
     """Loss: cross_entropy, of the next token; distill, from a teacher's probabilities too; or of
     preferences, dpo, ipo, hinge, simpo, orpo, cpo or kto. simpo, orpo and cpo need no reference;
     kto learns single answers. classification and regression: of the labels of whole texts, by a
-    head of their own. contrastive: of embeddings, InfoNCE over all positives and negatives of the
-    global batch."""
+    head of their own; reward: so of chosen and rejected texts. contrastive: of embeddings, InfoNCE
+    over all positives and negatives of the global batch."""
 
     label_smoothing: Fraction = 0.0
     """cross_entropy: share of each label's probability that is spread over the vocabulary, in
@@ -191,6 +191,11 @@ class CommonTraining(ConfigSection):
     def learns_preferences(self) -> bool:
         """True if the objective compares answers."""
         return self.row_type in ("paired", "unpaired")
+
+    @property
+    def has_row_pairs(self) -> bool:
+        """True if a row has two texts, a chosen and a rejected one."""
+        return self.row_type in ROW_PAIRS
 
     @property
     def head(self) -> HeadType:

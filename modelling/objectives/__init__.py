@@ -14,6 +14,7 @@ from modelling.objectives.objective import Objective as Objective
 from modelling.objectives.pooled import LabelObjective
 from modelling.objectives.preference import PREFERENCE_LOSSES
 from modelling.objectives.preference import PreferenceObjective as PreferenceObjective
+from modelling.objectives.reward import RewardObjective
 from modelling.objectives.token_outputs import TokenLogps as TokenLogps
 
 OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
@@ -22,6 +23,7 @@ OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
     **dict.fromkeys(PREFERENCE_LOSSES, PreferenceObjective),
     **dict.fromkeys(("classification", "regression"), LabelObjective),
     "contrastive": Contrastive,
+    "reward": RewardObjective,
 }
 
 

@@ -49,7 +49,19 @@ class PooledObjective(Objective):
         return logits
 
 
-class LabelObjective(PooledObjective):
+class RowCount(Objective):
+    """Mixin of objectives whose loss is a mean over the rows of `IS_LABELED`."""
+
+    def normalizer(self, batch: Batch) -> int:
+        return int(np.count_nonzero(batch[IS_LABELED]))
+
+    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
+        present = batch[IS_LABELED].copy()
+        present[~np.repeat(is_real, len(present) // len(is_real))] = 0
+        return {**batch, IS_LABELED: present}
+
+
+class LabelObjective(RowCount, PooledObjective):
     """Mean loss over labeled sequences: cross-entropy, binary cross-entropy or squared error.
 
     As `transformers.loss.loss_utils.ForSequenceClassificationLoss`: cross-entropy for one class of
@@ -86,15 +98,6 @@ class LabelObjective(PooledObjective):
         total = ops.sum(losses * inputs[IS_LABELED])
         averages = self._is_regression or self._is_multi_label
         return total / labels.shape[1] if averages else total
-
-    # ---- on the host ------------------------------------------------------------------------
-    def normalizer(self, batch: Batch) -> int:
-        return int(np.count_nonzero(batch[IS_LABELED]))
-
-    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
-        present = batch[IS_LABELED].copy()
-        present[~np.repeat(is_real, len(present) // len(is_real))] = 0
-        return {**batch, IS_LABELED: present}
 
     def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
         """Returns sums and counts of what the metrics are functions of.

@@ -11,6 +11,7 @@ import pytest
 from config.errors import UserError
 from data.labeled_samples import IS_LABELED, LABELS
 from data.length_stats import measure_lengths
+from data.pipeline import Pipeline
 from data.pooling import POOLED_IDS
 from tests.data.test_preferences import Rows, assistant, data_of, user
 
@@ -119,3 +120,84 @@ def test_samples_hold_whole_texts_as_transformers_tokenizes_them(
             else batch[IS_LABELED].reshape(len(pooled), -1).sum(1))).all()  # fmt: skip
     assert measure_lengths(pipeline, ["train"]).longest == max(map(len, map(
         pipeline.tokenizer.hf_tokenizer.encode, texts)))  # fmt: skip
+
+
+# ---- compared texts -----------------------------------------------------------------------------
+def texts_and_margin(pipeline: Pipeline) -> tuple[list[str], Any]:
+    examples = pipeline.read_corpus("train").examples
+    return [example.prompt for example in examples], examples[0].label
+
+
+@pytest.mark.parametrize(
+    ("row", "data", "texts", "margin"),
+    [
+        ({"chosen": "a b", "rejected": "c"}, {}, ["a b", "c"], 0.0),
+        ({"prompt": "say: ", "chosen": "a", "rejected": "b", "margin": 2}, {},
+         ["say: a", "say: b"], 2.0),
+        ({"q": "say", "chosen": "a", "rejected": "b", "margin": None}, {"prompt": "{q}: "},
+         ["say: a", "say: b"], 0.0),
+    ],
+)  # fmt: skip
+def test_rows_of_a_chosen_and_a_rejected_text(
+    tmp_path: Path, row: Any, data: dict[str, str], texts: list[str], margin: float
+) -> None:
+    assert texts_and_margin(data_of(tmp_path, "gptj_tiny", [row], "reward", **data)) == (
+        texts, margin)  # fmt: skip
+
+
+def test_rows_of_conversations(tmp_path: Path) -> None:
+    asked = [user("hi")]
+    whole = {"chosen": [*asked, assistant("yes")], "rejected": [*asked, assistant("no")]}
+    apart = {"prompt": asked, "chosen": [assistant("yes")], "rejected": [assistant("no")]}
+    for row in (whole, apart):
+        pipeline = data_of(
+            tmp_path, "qwen3_tiny", [row], "reward", tokenizer="data/sample/chat_tokenizer"
+        )
+        theirs = pipeline.tokenizer.hf_tokenizer
+        expected = [theirs.apply_chat_template(whole[n], tokenize=False) for n in whole]
+        assert texts_and_margin(pipeline)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "a reward needs chosen and rejected"),
+        ({"chosen": "b", "rejected": None}, "holds null"),
+        ({"chosen": "b", "rejected": "c", "margin": "large"}, "holds 'large', but must hold a num"),
+    ],
+)
+def test_rows_that_compare_nothing(tmp_path: Path, row: Any, told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        data_of(tmp_path, "gptj_tiny", [row], "reward").read_corpus("train")
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
+def test_both_texts_are_in_a_sample_and_end_with_the_end_token(
+    tmp_path: Path, preset: str, places: int
+) -> None:
+    rows = [{"chosen": "lamp " * n, "rejected": "cat", "margin": n} for n in (1, 2, 1)]
+    pipeline = data_of(tmp_path, preset, rows, "reward", length=48, examples_per_sample=places)
+    samples, theirs = pipeline.make_training_samples(), pipeline.tokenizer.hf_tokenizer
+    batch = samples.take(np.arange(len(samples)))
+    assert batch[IS_LABELED].sum() == len(rows)
+    end = [] if preset == "tiny" else [pipeline.tokenizer.eos_token_id]
+    found = []
+    for row, (ids, segments) in enumerate(
+        zip(batch["input_ids"], batch["segment_ids"], strict=True)
+    ):
+        for pair in range(int(segments.max()) // 2):
+            texts = [ids[segments == 2 * pair + j].tolist() for j in (1, 2)]
+            found.append((batch[LABELS][row * places + pair, 0], texts))
+    expected = [(r["margin"], [theirs(r[n])["input_ids"] + end for n in ("chosen", "rejected")])
+                for r in rows]  # fmt: skip
+    assert sorted(found) == sorted(expected)
+
+
+def test_pairs_that_do_not_fit_are_refused_or_dropped(tmp_path: Path) -> None:
+    rows = [{"chosen": "lamp " * n, "rejected": "cat"} for n in (1, 60)]
+    with pytest.raises(UserError, match="the two texts have"):
+        data_of(tmp_path, "gptj_tiny", rows, "reward").make_training_samples()
+    skipping = data_of(tmp_path, "gptj_tiny", rows, "reward", on_long_target="skip")
+    assert len(skipping.make_training_samples()) == 1

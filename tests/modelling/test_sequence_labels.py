@@ -8,16 +8,26 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from scipy.stats import pearsonr
+from sklearn.metrics import accuracy_score, f1_score
 
 import popxl
 import popxl_addons as addons
+from config.metrics import add_metric_sums
+from data.labeled_samples import IS_LABELED, LABELS
 from data.pooling import Pooling, find_pooled_ids
 from modelling.layers import ActivationLayout
 from modelling.layers.pooling import pool_sequences
 from modelling.model_family import get_family
+from modelling.objectives import make_objective
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.llama import hf as llama
-from tests.modelling.sequence_labels import labelling, loss_of, random_batches
+from tests.modelling.sequence_labels import (
+    labelling,
+    loss_of,
+    random_batches,
+    reward_loss_of,
+)
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import check_training, train
@@ -25,6 +35,7 @@ from tests.slow import slow
 
 STEPS, RATE = 3, 1e-2
 CLASSES, NUMBERS, MULTI = ("classification", False), ("regression", False), ("classification", True)
+REWARD = ("reward", False)
 
 
 # ---- pooling ------------------------------------------------------------------------------------
@@ -68,7 +79,9 @@ def check(config: Any, model: Any, vocabulary: int, end: int, pad: int) -> None:
     batches = random_batches(config, vocabulary, STEPS, decodes, end, pad)
     weight_map = get_family(config).weight_map(config)
     start = {n: p.float().numpy() for n, p in model.state_dict().items()}
-    loss = loss_of(model, batches, bool(config.training.multi_label))
+    loss: Any = loss_of(model, batches, bool(config.training.multi_label))
+    if config.training.objective == "reward":
+        loss = reward_loss_of(model, batches, config.training.center_rewards_coefficient)
     expected = train(model, batches, loss, RATE)
     ours = fine_tuning(config, gradients=True)
     ours.write(weight_map.from_hf(start))
@@ -81,7 +94,7 @@ def check(config: Any, model: Any, vocabulary: int, end: int, pad: int) -> None:
         (CLASSES, 1, 1, 8, 1),
         slow(CLASSES, 2, 2, 1, 3),
         *(slow(CLASSES, 1, 2, micro, 2) for micro in (1, 2, 8)),
-        *(slow(kind, 2, 2, 2, 2) for kind in (NUMBERS, MULTI)),
+        *(slow(kind, 2, 2, 2, 2) for kind in (NUMBERS, MULTI, REWARD)),
     ],
 )
 def test_gptj_learns_labels(kind: Any, dp: int, tp: int, micro: int, places: int) -> None:
@@ -101,6 +114,9 @@ def test_gptj_learns_labels(kind: Any, dp: int, tp: int, micro: int, places: int
         ("qwen3", CLASSES, 2, 2, 2, 2),
         slow("llama", CLASSES, 2, 2, 1, 1),
         *(slow("llama", CLASSES, 1, 2, micro, 2) for micro in (1, 2, 8)),
+        ("llama", REWARD, 1, 1, 4, 2),
+        *(slow("qwen3", REWARD, 2, 2, micro, 2) for micro in (1, 2)),
+        slow("qwen3", REWARD, 1, 2, 8, 1),
         *(slow("qwen3", kind, 2, 2, 2, 2) for kind in (NUMBERS, MULTI)),
     ],
 )
@@ -124,6 +140,7 @@ def test_llama_shaped_models_do(
         *(slow(CLASSES, 2, 2, micro, 2) for micro in (1, 2)),
         slow(CLASSES, 1, 2, 8, 1),
         *(slow(kind, 2, 2, 2, 2) for kind in (NUMBERS, MULTI)),
+        *(slow(REWARD, 2, 2, 2, places) for places in (1, 2)),
     ],
 )
 def test_t5_learns_labels(kind: Any, dp: int, tp: int, micro: int, places: int) -> None:
@@ -134,3 +151,55 @@ def test_t5_learns_labels(kind: Any, dp: int, tp: int, micro: int, places: int) 
     torch.manual_seed(1)
     theirs = transformers.T5ForSequenceClassification(hf_config)
     check(transposed(config, dp == 2), theirs, t5.VOCABULARY, 1, 0)
+
+
+# ---- metrics ------------------------------------------------------------------------------------
+def metrics_of(objective: str, multi: bool, scores: Any, labels: Any, present: Any) -> Any:
+    """Metrics of an objective over two batches together."""
+    config = labelling(gptj.small_config(), objective, multi, packing=False)
+    made = make_objective(config)
+    halves = [
+        made.metric_sums(s, {LABELS: x, IS_LABELED: p})
+        for s, x, p in zip(*(np.array_split(a, 2) for a in (scores, labels, present)), strict=True)
+    ]
+    sums = {**add_metric_sums(*halves), "loss": (0.0, 1.0)}
+    return {name: metric(sums) for name, metric in made.metrics.items()}
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_metrics_of_classes_are_those_of_scikit_learn(multi: bool) -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((40, 3))
+    labels = (rng.standard_normal((40, 3)) > 0).astype(np.float32)
+    if not multi:
+        labels = np.eye(3, dtype=np.float32)[rng.integers(0, 2, 40)]
+        scores[:, 2] = -9  # a class that is neither expected nor predicted has no F1
+    present = np.ones((40, 1), np.float32)
+    present[7] = 0
+    found = metrics_of("classification", multi, scores, labels, present)
+    there = present[:, 0] > 0
+    predicted, expected = (scores > 0)[there], labels[there] > 0
+    if not multi:
+        predicted, expected = scores[there].argmax(1), labels[there].argmax(1)
+    assert found["accuracy"] == pytest.approx(accuracy_score(expected, predicted))
+    assert found["macro_f1"] == pytest.approx(f1_score(expected, predicted, average="macro"))
+
+
+def test_metrics_of_numbers_are_those_of_scipy() -> None:
+    rng = np.random.default_rng(0)
+    scores, present = rng.standard_normal((30, 1)), np.ones((30, 1), np.float32)
+    labels = (scores + rng.standard_normal((30, 1))).astype(np.float32)
+    found = metrics_of("regression", False, scores, labels, present)
+    assert found["mae"] == pytest.approx(np.abs(scores - labels).mean())
+    assert found["pearson"] == pytest.approx(pearsonr(scores[:, 0], labels[:, 0])[0])
+
+
+def test_metrics_of_rewards() -> None:
+    scores = np.asarray([[2, 1], [0, 3], [-1, -2], [9, 9]], np.float32)
+    present = np.asarray([[1], [1], [1], [0]], np.float32)
+    found = metrics_of("reward", False, scores, np.zeros((4, 1), np.float32), present)
+    del found["loss"]
+    assert found == pytest.approx({
+        "accuracy": 2 / 3, "margin": -1 / 3, "mean_reward": 0.5,
+        "min_reward": -1.0, "max_reward": 1.0,  # means of two batches
+    })  # fmt: skip
