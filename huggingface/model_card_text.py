@@ -62,6 +62,7 @@ class ModelCard:
         settings: the whole configuration, as YAML.
         curve: whether there is a picture of the loss.
         adapter: what the folder has an adapter of; None: it has a model.
+        num_labels: scores of a classifier; None: a language model.
     """
 
     name: str
@@ -81,6 +82,7 @@ class ModelCard:
     settings: str = ""
     curve: bool = False
     adapter: AdapterInfo | None = None
+    num_labels: int | None = None
 
     def render_markdown(self) -> str:
         """Render the model card as Markdown."""
@@ -115,6 +117,8 @@ class ModelCard:
         from huggingface_hub import EvalResult, ModelCardData
 
         task = "text2text-generation" if self.sequence_to_sequence else "text-generation"
+        if self.num_labels is not None:
+            task = "text-classification"
         dataset = self.datasets[0] if self.datasets else self.evaluated_on
         results = [
             EvalResult(
@@ -143,15 +147,25 @@ class ModelCard:
     def _tokenizer_statements(self) -> list[str]:
         if not self.chat:
             return [f'inputs = tokenizer({(self.prompt or "...")!r}, return_tensors="pt")']
+        is_asked = self.num_labels is None
         return [
             'messages = [{"role": "user", "content": "..."}]',
             "inputs = tokenizer.apply_chat_template(",
-            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            f"    messages, add_generation_prompt={is_asked},"
+            ' return_dict=True, return_tensors="pt"',
             ")",
         ]
 
     def _render_usage(self) -> str:
         auto_class = "Seq2SeqLM" if self.sequence_to_sequence else "CausalLM"
+        use = [
+            "tokens = model.generate(**inputs, max_new_tokens=64)",
+            "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
+        ]
+        arguments = ""
+        if self.num_labels is not None:
+            auto_class, use = "SequenceClassification", ["print(model(**inputs).logits)"]
+            arguments = f", num_labels={self.num_labels}" if self.adapter else ""
         base = "folder" if self.adapter is None else "base"
         lines = [
             *(["from peft import PeftModel"] if self.adapter else []),
@@ -160,16 +174,17 @@ class ModelCard:
             'folder = "."  # this folder, or its name on the hub',
             *([self.adapter.base_statement] if self.adapter else []),
             "tokenizer = AutoTokenizer.from_pretrained(folder)",
-            f"model = AutoModelFor{auto_class}.from_pretrained({base})",
+            f"model = AutoModelFor{auto_class}.from_pretrained({base}{arguments})",
             *(self.adapter.load_statements if self.adapter else []),
             *self._tokenizer_statements(),
-            "tokens = model.generate(**inputs, max_new_tokens=64)",
-            "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
+            *use,
         ]
         code = _code_block("python", "\n".join(lines))
         if self.prompt is None:
             return code
         target = "" if self.target is None else f", and to write {_inline_code(self.target)}"
+        if self.num_labels is not None:
+            target = ""
         return f"It was trained to read {_inline_code(self.prompt)}{target}.\n\n{code}"
 
 

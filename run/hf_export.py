@@ -99,7 +99,8 @@ def export_model(
         if tokenizer is not None:
             tokenizer.hf_tokenizer.save_pretrained(draft)
         name, shape = Path(folder).resolve().name, family.sample_format
-        write_model_card(draft, name, shape, load, run, adapter_of if adapts else None)
+        labels = config.num_labels if config.training.head == "classifier" else None
+        write_model_card(draft, name, shape, load, run, adapter_of if adapts else None, labels)
 
     named = None if base is None else base.name_relative_to(folder)
     grows = config.model.new_rows is not None

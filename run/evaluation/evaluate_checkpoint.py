@@ -44,6 +44,9 @@ def evaluate_checkpoint(
     check_can_write_folder("the report to", folder.path)
     for note in length_warnings(config):
         say(note)
+    data_cache = data_cache or DataCache()
+    if config.training.row_type == "labeled":  # the head has a row for each class
+        config = Pipeline(config, get_family(config).sample_format, data_cache).config
     start = load_inference_weights(config)
     reference = ReferenceLogps.from_checkpoint(config, start)
     data_cache = data_cache or DataCache()

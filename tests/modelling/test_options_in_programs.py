@@ -197,6 +197,7 @@ ELSEWHERE = {
         f"training.{name}": "of embeddings: tests/modelling/test_contrastive.py"
         for name in ("pooling", "scale", "symmetric", "bidirectional", "negatives")
     },
+    "training.center_rewards_coefficient": "of rewards: tests/modelling/test_sequence_labels.py",
     "training.multi_label": "of labels: tests/modelling/test_sequence_labels.py",
     "execution.expert_groups": "of experts: tests/modelling/llama/test_expert_groups.py",
     "execution.expert_parallel": "of experts: tests/modelling/llama/test_experts.py",

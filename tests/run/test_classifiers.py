@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -141,3 +142,36 @@ def test_what_a_classifier_is_not_for_is_refused(
         error = capsys.readouterr().err
         assert told in error
         assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("preset", ["gptj_tiny", slow("tiny")])
+def test_an_adapter_and_its_head_are_peft_s(tmp_path: Path, preset: str) -> None:
+    """Of a language model, whose scores the run, PEFT and --adapter.load agree on."""
+    file = write_rows(tmp_path, "classification")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    base, run, out = (tmp_path / name for name in ("base", "run", "adapter"))
+    data = ["--dataset", "sample", "--data.train", str(file), "--data.validation", str(file)]
+    small = ["--config", preset, *SMALL[preset], "--device", "cpu", "--sequence_length", "64"]
+    assert run_export.main([*small, "--load", "random", "--save-hf", str(base),
+                            "--dataset", "sample"]) == 0  # fmt: skip
+    command = [*small, *data, *BATCH, *RATE, "--training.objective", "classification"]
+    adapter = ["--adapter.rank", "2", "--load", str(base)]
+    assert run_finetuning.main([*command, *adapter, "--save", str(run), "--save-hf", str(out)]) == 0
+    settings = json.loads((out / "adapter_config.json").read_text())
+    assert settings["task_type"] == "SEQ_CLS"
+    config = transformers.AutoConfig.from_pretrained(base)
+    config.num_labels = 3
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(base, config=config)
+    model = peft.PeftModel.from_pretrained(model, out).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    with torch.no_grad():
+        found = [
+            model(tokenizer(row["text"], return_tensors="pt")["input_ids"]).logits for row in rows
+        ]
+    labels = torch.tensor([sorted(WORDS).index(row["label"]) for row in rows])
+    loss = torch.nn.functional.cross_entropy(torch.cat(found), labels).item()
+    ours = evaluated(tmp_path / "report", "--load", str(run))
+    assert ours["loss"] == pytest.approx(loss, rel=1e-3)
+    again = ["--load", str(base), "--adapter.load", str(out), *data, "--training.objective",
+             "classification", "--sequence_length", "64"]  # fmt: skip
+    assert evaluated(tmp_path / "report2", *again)["loss"] == pytest.approx(loss, rel=1e-3)
