@@ -201,6 +201,7 @@ class BartConfig(RunConfig):
     family: Literal["bart"] = "bart"
     """The model family."""
 
+    embeds_texts: ClassVar[bool] = False
     published_tokenizer: ClassVar[str] = "facebook/bart-base"  # that of all of BART's sizes
 
     model: BartModel = field(default_factory=BartModel)

@@ -52,6 +52,9 @@ class RunConfig(ConfigSection):
     eval: Evaluation = field(default_factory=Evaluation)
     generation: Generation = field(default_factory=Generation)
 
+    embeds_texts: ClassVar[bool] = True
+    """True if sentence-transformers has the model without its head or its decoder."""
+
     published_tokenizer: ClassVar[str] = ""
     """Tokenizer of the family's published models, a name of the hub."""
 
@@ -277,6 +280,11 @@ class RunConfig(ConfigSection):
                 "contrastive rows are texts: leave out data.format",
                 {"data.format": None},
                 "training.objective",
+            )
+        if is_contrastive and not self.embeds_texts:
+            raise ConfigError(
+                "training.objective contrastive is for decoder-only models and T5's encoder, not "
+                f"for {self.family}"
             )
         if self.training.bidirectional and isinstance(self.data, Seq2SeqData):
             raise ConfigError(

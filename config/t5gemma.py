@@ -239,6 +239,7 @@ class T5GemmaConfig(RunConfig):
     family: Literal["t5gemma"] = "t5gemma"
     """The model family."""
 
+    embeds_texts: ClassVar[bool] = False
     published_tokenizer: ClassVar[str] = "google/t5gemma-2b-2b-prefixlm"  # that of all sizes
 
     model: T5GemmaModel = field(default_factory=T5GemmaModel)

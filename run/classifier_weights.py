@@ -5,6 +5,7 @@ from __future__ import annotations
 from checkpoints import CheckpointError
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
 from config.sections import RunConfig
+from config.task import Seq2SeqData
 from files.formatting import format_path
 from modelling.model_family import get_family
 from modelling.weights import Weight, WeightMap
@@ -17,7 +18,8 @@ CLASSIFIER_HEADS = ("score.", "classification_head.")
 def tensors_for_head(config: RunConfig, tensors: LazyArrays, name: str) -> LazyArrays:
     """Return the tensors of a folder that a model with the configured head has.
 
-    Without the LM head if the model is to have none; with the names of a classifier.
+    Without the LM head if the model is to have none; with the names of a classifier; without the
+    decoder if the encoder is the model.
 
     Raises:
         CheckpointError: they are of a classifier, but a language model is configured.
@@ -34,6 +36,8 @@ def tensors_for_head(config: RunConfig, tensors: LazyArrays, name: str) -> LazyA
     prefix = get_family(config).classifier_prefix if config.training.head == "classifier" else ""
     is_prefixed = any(n.startswith(prefix) for n in tensors)
     kept = [n for n in tensors if n not in LM_HEADS]
+    if config.training.head == "none" and isinstance(config.data, Seq2SeqData):
+        kept = [n for n in kept if not n.startswith("decoder.")]
     if is_prefixed and len(kept) == len(tensors):
         return tensors
     return ArraysView(tensors, renamed={n if is_prefixed else f"{prefix}{n}": n for n in kept})

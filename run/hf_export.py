@@ -33,6 +33,11 @@ from huggingface.model_folders import (
 )
 from huggingface.peft_files import make_adapter_config, write_adapter
 from huggingface.pretrained import RANDOM
+from huggingface.sentence_transformers_files import (
+    embedding_fields,
+    tokenizer_with_end_token,
+    write_sentence_transformers_files,
+)
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import (
@@ -95,9 +100,19 @@ def export_model(
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
 
+    embeds = config.training.row_type == "contrastive"
+    if embeds and adapts:
+        raise ConfigError("sentence-transformers loads whole models: give --merge original")
+
     def write_extra_files(draft: Path) -> None:
         if tokenizer is not None:
-            tokenizer.hf_tokenizer.save_pretrained(draft)
+            appends_end = embeds and config.training.pooling == "eos"
+            hf_tokenizer = tokenizer.hf_tokenizer
+            if appends_end:
+                hf_tokenizer = tokenizer_with_end_token(tokenizer)
+            hf_tokenizer.save_pretrained(draft)
+        if embeds:
+            write_sentence_transformers_files(draft, config)
         name, shape = Path(folder).resolve().name, family.sample_format
         labels = config.num_labels if config.training.head == "classifier" else None
         write_model_card(draft, name, shape, load, run, adapter_of if adapts else None, labels)
@@ -149,6 +164,8 @@ def _write_model(
     hf_config = family.to_config_json(config)
     if config.training.head == "classifier":
         hf_config |= classifier_fields(config, hf_config)
+    elif config.training.head == "none":
+        hf_config |= embedding_fields(config, hf_config)
     hf_config |= {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
     files, hf_config, multimodal_folder = merge_multimodal_parts(config, files, hf_config)
     if precision is not None:

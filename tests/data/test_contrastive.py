@@ -27,7 +27,8 @@ def data_of(
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config_class, sample_format = KINDS[preset]
-    training = {name: settings.pop(name) for name in ("negatives", "pooling") if name in settings}
+    names = {"negatives", "pooling", "bidirectional"} & settings.keys()
+    training = {name: settings.pop(name) for name in names}
     packing = {} if preset == "tiny" else {"packing": False, "separator": ""}
     sections = {
         "data": {"dataset": "sample", "train": str(file), "validation": None} | packing | settings,
