@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from data.preference_samples import max_texts_per_sample
 from data.token_sequences import TokenSequences, pack_rows
 from data.tokenizer import Tokenizer
 from data.truncation import TokenLimit, TooLongError, Truncation, truncate_right
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def make_text_samples(
@@ -48,6 +53,24 @@ def tokenize_texts(
     if config.training.pooling == "eos":
         encoded = [tokenizer.append_eos(ids) for ids in encoded]
     return [ids if text else ids[:0] for ids, text in zip(encoded, texts, strict=True)]
+
+
+def tokenizer_with_end_token(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Returns a copy of a tokenizer that appends the end token to each text."""
+    from tokenizers.processors import TemplateProcessing
+
+    hf_tokenizer = deepcopy(tokenizer.hf_tokenizer)
+    before, after = tokenizer.affix_ids
+    if tokenizer.eos_token_id in after:
+        return hf_tokenizer
+    numbers = [*before, tokenizer.eos_token_id]
+    *first, end = hf_tokenizer.convert_ids_to_tokens(numbers)
+    hf_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[*first, "$A", end],
+        pair=[*first, "$A", end, "$B:1", f"{end}:1"],
+        special_tokens=[*zip([*first, end], numbers, strict=True)],
+    )
+    return hf_tokenizer
 
 
 def _truncate_rows(

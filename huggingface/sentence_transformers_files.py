@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from config.sections import RunConfig
-from data.tokenizer import Tokenizer
 from files.atomic_writing import write_text_atomically
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
 """Class of each module of sentence-transformers by the folder of its files."""
@@ -74,21 +69,3 @@ def _prompts(config: RunConfig) -> dict[str, str]:
     templates = {"query": config.data.prompt, "document": config.data.target}
     prefixes = {name: _PREFIX.fullmatch(text or "") for name, text in templates.items()}
     return {name: match[1] for name, match in prefixes.items() if match is not None}
-
-
-def tokenizer_with_end_token(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Returns a copy of a tokenizer that appends the end token to each text."""
-    from tokenizers.processors import TemplateProcessing
-
-    hf_tokenizer = deepcopy(tokenizer.hf_tokenizer)
-    before, after = tokenizer.affix_ids
-    if tokenizer.eos_token_id in after:
-        return hf_tokenizer
-    numbers = [*before, tokenizer.eos_token_id]
-    *first, end = hf_tokenizer.convert_ids_to_tokens(numbers)
-    hf_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=[*first, "$A", end],
-        pair=[*first, "$A", end, "$B:1", f"{end}:1"],
-        special_tokens=[*zip([*first, end], numbers, strict=True)],
-    )
-    return hf_tokenizer

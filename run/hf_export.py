@@ -19,6 +19,7 @@ from config.sections import RunConfig
 from config.values import split_names
 from data.data_cache import DataCache
 from data.pipeline import Pipeline
+from data.text_samples import tokenizer_with_end_token
 from files.formatting import format_name, format_path
 from huggingface.classifiers import classifier_fields
 from huggingface.hub import DataUnavailable
@@ -35,7 +36,6 @@ from huggingface.peft_files import make_adapter_config, write_adapter
 from huggingface.pretrained import RANDOM
 from huggingface.sentence_transformers_files import (
     embedding_fields,
-    tokenizer_with_end_token,
     write_sentence_transformers_files,
 )
 from modelling.model_family import get_family
