@@ -37,6 +37,8 @@ UNUSED = UnusedFields(
         *("training.optimizer.learning_rate", "training.reference_cache", "training.beta"),
         *("training.gamma", "training.multi_label", "training.center_rewards_coefficient"),
         *("training.teacher_quantization", "training.teacher_cache"),
+        *("training.epsilon", "training.epsilon_high", "training.scale_rewards"),
+        *("training.max_completion_length", "training.mask_truncated_completions"),
     ),
     used=("data.examples_per_sample", "checkpoint.load"),
     reason="it measures steps of training on generated data, from random weights",

@@ -14,6 +14,7 @@ from typing import Any
 
 from config.base import config_fields, flatten_by_path, nest_by_path
 from config.errors import ContradictionError
+from config.objectives import OBJECTIVES
 from config.presets import merge_over
 from config.sections import RunConfig
 from config.user_yaml import is_user_file
@@ -165,10 +166,12 @@ def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, lis
 
 
 def with_default_epochs_and_batch(settings: LayeredConfig) -> LayeredConfig:
-    """Set the defaults of three epochs and of a batch size that whole micro-batches fill."""
-    settings = settings.with_auto_values({EPOCHS: 3.0})
+    """Set the defaults of three epochs, one of rollouts, and of a batch of whole micro-batches."""
+    values = flatten_by_path(settings.explicit_values)
+    spec = OBJECTIVES.get(str(values.get("training.objective")))
+    has_rollouts = spec is not None and spec.row_type == "rollout"
+    settings = settings.with_auto_values({EPOCHS: 1.0 if has_rollouts else 3.0})
     if settings.has_auto_fields:
-        values = flatten_by_path(settings.explicit_values)
         sizes = [values.get(name, 1) for name in (MICRO, COPIES)]
         if all(type(n) is int for n in sizes):
             settings = settings.with_auto_values({BATCH: math.prod(sizes)})
@@ -247,7 +250,9 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
     """
     config, messages, off = settings.config, list[str](), dict[str, float]()
     values = flatten_by_path(config.to_dict())
-    compares = config.training.learns_preferences or config.training.has_row_pairs
+    has_rollouts = config.training.row_type == "rollout"
+    what = "rollouts" if has_rollouts else "preferences"
+    compares = config.training.learns_preferences or config.training.has_row_pairs or has_rollouts
     trains = compares and not config.model.eval
     for name in DROPOUTS if trains else ():
         value = values.get(name)
@@ -256,12 +261,12 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
         if _sets_preference_dropout(settings.sources[settings.priority_of_field(name)]):
             messages.append(
                 f"warning: {name} is {value:g}: answers are compared under dropout, which "
-                "preferences usually do without"
+                f"{what} usually do without"
             )
         else:
             off[name] = 0.0
             messages.append(
-                f"{name}: {value:g} -> 0: preferences are learned without dropout (--{name} "
+                f"{name}: {value:g} -> 0: {what} are learned without dropout (--{name} "
                 f"{value:g} keeps it)"
             )
     sources = [ConfigSource("preferences", nest_by_path(off))] if off else []

@@ -6,17 +6,32 @@ import math
 from collections.abc import Callable, Mapping
 
 MetricSums = Mapping[str, tuple[float, float]]
-"""By name, a sum and what it is divided by: those of two batches add up."""
+"""By name, a sum and what it is divided by: those of two batches add up.
+
+`EXTREMES` have the extreme value and 1, or 0 without a value.
+"""
+
+EXTREMES: Mapping[str, Callable[..., tuple[float, float]]] = {
+    "completions/min_length": min,
+    "completions/max_length": max,
+}
+"""Metrics of which those of two batches do not add up, with the function that combines them."""
 
 
 def add_metric_sums(first_sums: MetricSums, second_sums: MetricSums) -> MetricSums:
-    """Returns the metric sums (sum and count by metric) of two batches, added."""
+    """Returns the metric sums of two batches together."""
     none = (0.0, 0.0)
-    pairs = {
-        name: (first_sums.get(name, none), second_sums.get(name, none))
+    return {
+        name: _add_terms(name, first_sums.get(name, none), second_sums.get(name, none))
         for name in {**first_sums, **second_sums}
     }
-    return {name: (a[0] + b[0], a[1] + b[1]) for name, (a, b) in pairs.items()}
+
+
+def _add_terms(name: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    extreme = EXTREMES.get(name)
+    if extreme is None:
+        return a[0] + b[0], a[1] + b[1]
+    return extreme((term for term in (a, b) if term[1]), default=a)
 
 
 def compute_metric_mean(name: str, metric_sums: MetricSums) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +20,12 @@ from config.metrics import (
     perplexity,
 )
 
-RowType = Literal["paired", "unpaired", "labeled", "scored", "compared", "contrastive"]
+RowType = Literal["paired", "unpaired", "labeled", "scored", "compared", "contrastive", "rollout"]
 """Rows of an objective that learns from more than texts.
 
 paired: a chosen and a rejected answer; unpaired: single answers, liked or not; labeled: texts with
 classes; scored: texts with a number; compared: a chosen and a rejected text, with a margin;
-contrastive: an anchor, a positive and negatives.
+contrastive: an anchor, a positive and negatives; rollout: completions with rewards.
 """
 
 ROW_PAIRS: tuple[RowType, ...] = ("paired", "compared")
@@ -82,6 +83,42 @@ _KTO_METRICS: Metrics = {
 
 _HIGHER_IS_BETTER = {_REWARDS[0], _LOGPS[0], "rewards/margins", "rewards/accuracies"}
 
+_REFERENCE, _SMOOTHING = "reference_cache", "label_smoothing"
+
+REWARD_SQUARES = "reward_squares"
+"""Metric sum of the squared rewards, for their standard deviation."""
+
+
+def _reward_std(metric_sums: MetricSums) -> float:
+    """Returns the standard deviation of rewards, unbiased; NaN below two rewards."""
+    (total, count), (squares, _) = metric_sums["reward"], metric_sums[REWARD_SQUARES]
+    if count < 2:
+        return math.nan
+    return math.sqrt(max(squares - total**2 / count, 0.0) / (count - 1))
+
+
+POLICY_GRADIENT_METRICS: Metrics = {
+    "loss": mean_loss,
+    "reward": partial(compute_metric_mean, "reward"),
+    "reward_std": _reward_std,
+    **{
+        name: partial(compute_metric_mean, name)
+        for name in (
+            "frac_reward_zero_std",
+            *("completions/mean_length", "completions/min_length", "completions/max_length"),
+            *("completions/clipped_ratio", "entropy", "kl"),
+            *("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"),
+        )
+    },
+}
+"""Metrics of policy gradients, in TRL's names; kl only with `training.beta`."""
+
+
+def _policy_gradient(*settings: str, default_beta: float = 0.0) -> ObjectiveSpec:
+    common = {"beta", "epsilon", "epsilon_high", "scale_rewards", "mask_truncated_completions"}
+    common |= {"temperature", _REFERENCE, *settings}
+    return ObjectiveSpec(POLICY_GRADIENT_METRICS, "rollout", {"reward"}, common, default_beta)
+
 
 def _preference(
     *settings: str, metrics: Metrics = _PAIR_METRICS, row_type: RowType = "paired"
@@ -104,8 +141,6 @@ _DISTILLATION_METRICS: Metrics = {
 }
 _TEACHER = {"teacher", "teacher_quantization"}
 _TOP_TOKENS = {"top_k", "temperature", "distill_weight", "distill_rest", "teacher_cache"}
-
-_REFERENCE, _SMOOTHING = "reference_cache", "label_smoothing"
 
 _REWARD_METRICS = ("accuracy", "margin", "mean_reward", "min_reward", "max_reward")
 """Metrics of reward models, in TRL's names; the last two are means over batches."""
@@ -156,6 +191,11 @@ OBJECTIVES: Mapping[str, ObjectiveSpec] = {
         needs_whole_batch=True,
         head="none",
     ),
+    "grpo": _policy_gradient(),
+    "dapo": _policy_gradient(),
+    "dr_grpo": _policy_gradient("max_completion_length"),
+    "gspo": _policy_gradient(),
+    "rloo": _policy_gradient(default_beta=0.05),
 }
 
 METRICS: Mapping[str, bool] = {

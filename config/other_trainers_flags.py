@@ -227,6 +227,24 @@ TRAINING = (
     Flag("problem_type", "--training.objective",
          values={"regression": "regression", "single_label_classification": "classification",
                  "multi_label_classification": "classification --training.multi_label true"}),
+    Flag("epsilon", "--training.epsilon"),
+    Flag("epsilon_high", "--training.epsilon_high"),
+    Flag("scale_rewards", "--training.scale_rewards", values={
+        "true": "--training.scale_rewards group", "false": "--training.scale_rewards none"}),
+    Flag("normalize_advantages", values={"true": "--training.scale_rewards batch", "false": OMIT}),
+    Flag("mask_truncated_completions", "--training.mask_truncated_completions", values={
+        "true": "--training.mask_truncated_completions true",
+        "false": "--training.mask_truncated_completions false"}),
+    Flag("importance_sampling_level", values={
+        "token": "--training.objective grpo", "sequence": "--training.objective gspo"}),
+    Flag("num_iterations", "--epochs"),
+    Flag("num_generations num_generations_eval generation_batch_size steps_per_generation "
+         "use_vllm vllm_mode reward_funcs reward_weights",
+         hint="completions are written and scored elsewhere: `--training.objective grpo` learns "
+         "from rows with rewards"),
+    Flag("delta top_entropy_quantile entropy_coef use_bias_correction_kl off_policy_mask_threshold "
+         "vllm_importance_sampling_correction",
+         hint="`--training.objective grpo` and the others are as in their papers"),
     Flag("ref_model ref_model_path ref_model_name_or_path reference_model",
          hint="the reference is the model that training begins with"),
     Flag("teacher teacher_model teacher_model_path teacher_model_name_or_path",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from data.preference_samples import (
     max_examples_per_sample,
 )
 from data.prompt_boundary import count_leading_special_tokens, encode_examples, encode_prompts
+from data.rollout_samples import RolloutSamples, TokenizedRollout
 from data.sample_format import (
     SampleFormat,
     TokenInLoss,
@@ -311,7 +313,7 @@ class CausalLM(SampleFormat):
     ) -> PreferenceSamples:
         length, pairs_per_sample = config.model.sequence_length, max_examples_per_sample(config)
         limit = TokenLimit(length, "sequence_length")  # positions begin anew in each text
-        fitting_pairs, truncation = truncate_pairs(
+        fitting_pairs, truncation = truncate_prompts(
             pairs, limit, config.data.on_long_target, tokenizer
         )
         sequences = [text for pair in fitting_pairs for text in pair.sequences]
@@ -329,6 +331,24 @@ class CausalLM(SampleFormat):
         )
         return PreferenceSamples(
             packed, pair_indices, num_loss_tokens.reshape(-1, 2), make_kto_labels(fitting_pairs)
+        )
+
+    def make_rollout_samples(
+        self,
+        config: RunConfig,
+        rollouts: Sequence[TokenizedRollout],
+        examples: Sequence[Example],
+        tokenizer: Tokenizer,
+    ) -> RolloutSamples:
+        length, on_long_target = config.model.sequence_length, config.data.on_long_target
+        limit = TokenLimit(length, "sequence_length")
+        fitting, truncation = truncate_prompts(rollouts, limit, on_long_target, tokenizer)
+        stream = concatenate_to_stream([r.sequences[0] for r in fitting], True, truncation)
+        packed = PackedSequences.from_stream(
+            stream, length, tokenizer.pad_token_id, max_examples_per_sample(config)
+        )
+        return RolloutSamples.from_rollouts(
+            packed, packed.samples, fitting, examples, config.training
         )
 
     def fit_length_to_pairs(
@@ -512,40 +532,57 @@ def truncate_conversations(
     )
 
 
-def truncate_pairs(
-    pairs: Sequence[PreferencePair],
+class HasPrompts(Protocol):
+    """Interface of sequences that begin with the same prompt: a preference pair, or a rollout."""
+
+    @property
+    def sequences(self) -> tuple[TokenizedText, ...]: ...
+
+    @property
+    def example_index(self) -> int: ...
+
+
+HasPromptsT = TypeVar("HasPromptsT", bound=HasPrompts)
+
+
+def truncate_prompts(
+    units: Sequence[HasPromptsT],
     limit: TokenLimit,
     on_long_target: OnLongTarget,
     tokenizer: Tokenizer,
-) -> tuple[list[PreferencePair], Truncation]:
-    """Truncate the prompts of preference pairs on the left until each pair fits into a sample.
+) -> tuple[list[HasPromptsT], Truncation]:
+    """Truncate the prompts of pairs or rollouts on the left until each fits into a sample.
 
-    Both prompts of a pair lose the same tokens. The leading `<bos>` stays; pairs whose prompts are
+    Both prompts of a pair lose the same tokens. The leading `<bos>` stays; those whose prompts are
     too short are dropped.
 
     Raises:
         TooLong: one is longer, and `on_long_target` is "error".
     """
-    sizes = [sum(len(text.ids) - 1 for text in pair.sequences) for pair in pairs]
+    sizes = [sum(len(text.ids) - 1 for text in unit.sequences) for unit in units]
     too_long = [i for i, size in enumerate(sizes) if size > limit.tokens]
     if too_long and on_long_target == "error":
         longest = max(too_long, key=sizes.__getitem__)
+        both = "the two texts have" if len(units[longest].sequences) > 1 else "the text has"
+        together = " together" if len(units[longest].sequences) > 1 else ""
         raise TooLongError(
-            pairs[longest].example_index,
-            f"the two texts have {sizes[longest]} tokens together, but {limit.field} is "
+            units[longest].example_index,
+            f"{both} {sizes[longest]} tokens{together}, but {limit.field} is "
             f"{limit.tokens}: {limit.fitting_advice(sizes[longest])}",
         )
-    fitting_pairs, num_truncated = [], 0
-    for pair, size in zip(pairs, sizes, strict=True):
-        excess = -(-max(size - limit.tokens, 0) // 2)
-        num_fixed = count_leading_special_tokens(tokenizer, pair.sequences[0].ids)
-        removable = min(map(count_prompt_tokens, pair.sequences)) - num_fixed
+    fitting_units, num_truncated = list[HasPromptsT](), 0
+    for unit, size in zip(units, sizes, strict=True):
+        excess = -(-max(size - limit.tokens, 0) // len(unit.sequences))
+        num_fixed = count_leading_special_tokens(tokenizer, unit.sequences[0].ids)
+        removable = min(map(count_prompt_tokens, unit.sequences)) - num_fixed
         if excess and (on_long_target == "skip" or excess >= removable):
             continue
-        chosen, rejected = (_truncate_left(text, excess, num_fixed) for text in pair.sequences)
-        fitting_pairs.append(replace(pair, sequences=(chosen, rejected)))
-        num_truncated += excess > 0
-    return fitting_pairs, Truncation(prompts=num_truncated, dropped=len(pairs) - len(fitting_pairs))
+        if excess:
+            sequences = tuple(_truncate_left(text, excess, num_fixed) for text in unit.sequences)
+            unit = replace(unit, sequences=sequences)  # type: ignore[type-var]
+            num_truncated += 1
+        fitting_units.append(unit)
+    return fitting_units, Truncation(prompts=num_truncated, dropped=len(units) - len(fitting_units))
 
 
 def _truncate_left(text: TokenizedText, num_removed: int, num_fixed: int) -> TokenizedText:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.document_chunks import DocumentChunk
+from data.rollout import Rollout
 from files.file_location import FileLocation
 
 MAX_CHARACTERS = 1_000_000
@@ -58,6 +59,7 @@ class Example(NamedTuple):
         desirable: KTO label; None without one.
         languages: of a translation.
         label: names of the text's classes, or its number; None without one.
+        rollout: reward of the target, which a policy wrote; None: it has none.
     """
 
     prompt: str
@@ -67,6 +69,7 @@ class Example(NamedTuple):
     desirable: bool | None = None
     languages: Languages = NO_LANGUAGES
     label: tuple[str, ...] | float | None = None
+    rollout: Rollout | None = None
 
     def text_spans(self) -> tuple[TextSpan, ...]:
         """Text spans of prompt and target, for a decoder-only model.
@@ -106,6 +109,10 @@ class Example(NamedTuple):
     def with_kto_label(self, desirable: bool | None) -> Example:
         """Copy of the example with this KTO label: True for a desirable answer."""
         return self._replace(desirable=desirable)
+
+    def with_rollout(self, rollout: Rollout) -> Example:
+        """Copy of the example with this reward of its target."""
+        return self._replace(rollout=rollout)
 
     def with_joined_target(self) -> Example:
         """Copy of the example with prompt and target joined without a separator."""

@@ -74,7 +74,7 @@ def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int,
     if row_type in WHOLE_TEXTS:  # an answer is as short as can be
         sizes, count = [len(text.ids) for text in tokens], data.task.examples_per_row
         return [(sum(sizes[i : i + count]), 1) for i in range(0, len(sizes), count)]
-    if row_type is None:
+    if not data.user_config.training.learns_preferences:
         return [length(tokens_of_one) for tokens_of_one in tokens]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.
     combine = sum if data.sample_format.trains_whole_chats else max

@@ -27,6 +27,7 @@ from data.labeled_samples import make_compared_samples, make_labeled_samples
 from data.language_codes import LanguageCodes, LanguageError
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
+from data.rollout_samples import RolloutSamples, tokenize_from_ids, tokenize_rollouts
 from data.sample_format import SampleFormat
 from data.samples import Prompts, Samples
 from data.sources import DataError
@@ -41,7 +42,7 @@ from data.tokenizer import (
     add_tokens,
     find_saved_tokenizer,
 )
-from data.truncation import TokenLimit, TooLongError, truncate_targets
+from data.truncation import ExampleError, TokenLimit, TooLongError, truncate_targets
 from files.file_location import FileLocation
 from files.formatting import format_name, format_names, format_value
 from files.run_folder import RunFolder
@@ -66,6 +67,7 @@ ROW_NOUNS = {
     "scored": "texts",
     "contrastive": "rows",
     "compared": "pairs",
+    "rollout": "rollouts",
 }
 """Nouns for the rows of each format, for messages."""
 
@@ -297,7 +299,10 @@ class Pipeline:
             if self.task.row_type == "compared" and not self.tokenizer.chat:  # as TRL
                 encoded = map(self.tokenizer.append_eos, encoded)
             return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in encoded]
-        return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
+        known = [tokenize_from_ids(example) for example in examples]
+        unknown = [e for e, tokens in zip(examples, known, strict=True) if tokens is None]
+        tokenized = self.sample_format.tokenize(self._resolved_config, unknown, self.tokenizer)
+        return [next(tokenized) if tokens is None else tokens for tokens in known]
 
     def render_example(self, example: Example) -> Example:
         """Convert an example of the task to the text that the model reads.
@@ -548,14 +553,29 @@ class Pipeline:
                 return make_compared_samples(
                     self.sample_format, self.config, examples, tokens, self.tokenizer
                 )
+            if row_type == "rollout":
+                return self._make_rollout_samples(examples, tokens)
             if row_type is not None:
                 pairs = PreferencePair.from_examples(examples, tokens, row_type == "unpaired")
                 return self.sample_format.make_pair_samples(self.config, pairs, self.tokenizer)
             return self.sample_format.make_samples(
                 self.config, examples, tokens, self.tokenizer, for_eval
             )
-        except TooLongError as error:
+        except ExampleError as error:
             raise _located_error(error, corpus.row_location(error.index)) from error
+
+    def _make_rollout_samples(
+        self, examples: Sequence[Example], tokens: Sequence[TokenizedText]
+    ) -> RolloutSamples:
+        config, tokenizer = self.config, self.tokenizer
+        rollouts = tokenize_rollouts(
+            examples,
+            tokens,
+            tokenizer.eos_token_id,
+            config.model.vocab_size,
+            config.training.masks_truncated_completions,
+        )
+        return self.sample_format.make_rollout_samples(config, rollouts, examples, tokenizer)
 
     def encode_labels(self, label_names: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each class label when it is the answer, int32 [n] each."""
@@ -743,6 +763,6 @@ def _format_characters(characters: Sequence[str]) -> str:
     return ", ".join(map(repr, characters[:5])) + (" and others" if len(characters) > 5 else "")
 
 
-def _located_error(error: TooLongError, location: FileLocation | None) -> ConfigError:
-    """Create the error for an example that is too long, with the location of its row."""
+def _located_error(error: ExampleError, location: FileLocation | None) -> ConfigError:
+    """Create the error for an example that does not fit, with the location of its row."""
     return ConfigError(str(error) if location is None else f"{location}: {error}")

@@ -39,21 +39,21 @@ class PreferenceAnswer(NamedTuple):
     desirable: bool | None
 
 
+ANSWER_CONVERSATION_COLUMNS = {"tools", "system", VARIABLES_COLUMN}
+"""Columns of a row whose answers are conversations that `read_answer_conversations` uses."""
+
+
 def preference_columns(unpaired: bool, are_conversations: bool) -> set[str]:
     """Columns of a row of preference data that `read_answers` uses."""
     label_columns = {"completion", "label"} if unpaired else set[str]()
-    return {
-        "prompt",
-        *PAIR_COLUMNS,
-        *label_columns,
-        *({"tools", "system", VARIABLES_COLUMN} if are_conversations else ()),
-    }
+    chat_columns = ANSWER_CONVERSATION_COLUMNS if are_conversations else set[str]()
+    return {"prompt", *PAIR_COLUMNS, *label_columns, *chat_columns}
 
 
 def detect_answer_format(row: Row) -> Literal["prompt_completion", "conversational"]:
     """Detect whether the answers in a row of preference data are texts or lists of messages."""
     values = (row.get(name) for name in (*PAIR_COLUMNS, "completion", "prompt"))
-    has_messages = any(isinstance(value, list) for value in values)
+    has_messages = "completion_ids" not in row and any(isinstance(value, list) for value in values)
     return "conversational" if has_messages else "prompt_completion"
 
 
@@ -79,9 +79,9 @@ def read_answers(
         raise ColumnError(_missing_columns_message(row, unpaired))
     columns = [name for name, _ in labels]
     answers: Iterable[Example | Conversation] = (
-        _read_answer_conversations(row, columns, prompt)
+        read_answer_conversations(row, columns, prompt)
         if are_conversations
-        else _read_text_answers(row, columns, prompt)
+        else read_text_answers(row, columns, prompt)
     )
     return [
         PreferenceAnswer(answer, desirable)
@@ -119,7 +119,8 @@ def _read_desirable_label(row: Row) -> bool:
 
 
 # ---- texts --------------------------------------------------------------------------------------
-def _read_text_answers(row: Row, columns: Sequence[str], prompt: str | None) -> Iterator[Example]:
+def read_text_answers(row: Row, columns: Sequence[str], prompt: str | None) -> Iterator[Example]:
+    """Read the texts of answers in a row; without a prompt it is what they begin with."""
     texts = [Template(f"{{{name}}}").render(row) for name in columns]
     if prompt is None and "prompt" in row:
         prompt = Template("{prompt}").render(row)
@@ -139,7 +140,7 @@ def _common_prefix(first: str, second: str = "") -> str:
 
 
 # ---- conversations ------------------------------------------------------------------------------
-def _read_answer_conversations(
+def read_answer_conversations(
     row: Row, columns: Sequence[str], prompt: str | None
 ) -> list[Conversation]:
     """Read a row's conversations; the two answers start at their first different message."""

@@ -14,6 +14,7 @@ from config.sections import RunConfig
 from config.task import LossOn
 from data.examples import Example, Languages
 from data.preference_samples import PreferencePair, PreferenceSamples
+from data.rollout_samples import RolloutSamples, TokenizedRollout
 from data.samples import Batch, Prompts, Samples, get_segment_ids
 from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import TokenLimit, Truncation
@@ -114,6 +115,20 @@ class SampleFormat(ABC):
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
         """Convert preference pairs to samples of fixed length. Raises as `make_samples`."""
+
+    @abstractmethod
+    def make_rollout_samples(
+        self,
+        config: RunConfig,
+        rollouts: Sequence[TokenizedRollout],
+        examples: Sequence[Example],
+        tokenizer: Tokenizer,
+    ) -> RolloutSamples:
+        """Convert rollouts to samples of fixed length. Raises as `make_samples`.
+
+        Args:
+            examples: of all rows, with which the rewards are compared.
+        """
 
     @abstractmethod
     def fit_length_to_pairs(

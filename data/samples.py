@@ -30,6 +30,9 @@ OBJECTIVE_INPUTS = (
     "teacher_ids",
     "teacher_logps",
     "teacher_rest",
+    "advantages",
+    "old_per_token_logps",
+    "ref_per_token_logps",
 )
 """Arrays of a batch that objectives read."""
 

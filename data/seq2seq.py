@@ -28,6 +28,7 @@ from data.preference_samples import (
     max_examples_per_sample,
 )
 from data.prompt_boundary import count_leading_special_tokens
+from data.rollout_samples import RolloutSamples, TokenizedRollout, cut_completions
 from data.sample_format import (
     SampleFormat,
     TokenInLoss,
@@ -294,6 +295,31 @@ class Seq2Seq(SampleFormat):
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
         return PreferenceSamples(packed, packed.samples, counts, make_kto_labels(fitting_pairs))
 
+    def make_rollout_samples(
+        self,
+        config: RunConfig,
+        rollouts: Sequence[TokenizedRollout],
+        examples: Sequence[Example],
+        tokenizer: Tokenizer,
+    ) -> RolloutSamples:
+        """Make samples in which a completion is the target of its prompt."""
+        limit = TokenLimit(self.output_length(config), self.output_field)
+        fitting, truncation = cut_completions(rollouts, limit, config.data.on_long_target)
+        encoded = truncate_examples(
+            [rollout.sequences[0] for rollout in fitting],
+            [rollout.example for rollout in fitting],
+            tokenizer,
+            config.model.sequence_length,
+            limit.tokens,
+            truncate_left=config.data.format == "conversational",
+            start=config.model.target_start,
+        )
+        encoded = replace(encoded, truncation=encoded.truncation + truncation)
+        packed = PackedExamples.from_examples(encoded, max_examples_per_sample(config))
+        return RolloutSamples.from_rollouts(
+            packed, packed.samples, fitting, examples, config.training
+        )
+
     def fit_length_to_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
@@ -393,7 +419,7 @@ class Seq2Seq(SampleFormat):
         slots = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, slot = divmod(row, slots)
-            slot //= 2 if NUM_LOSS_TOKENS in batch else 1
+            slot //= batch[NUM_LOSS_TOKENS].shape[1] if NUM_LOSS_TOKENS in batch else 1
             is_segment = get_segment_ids(batch)[sample] == slot + 1
             prompt = [(int(token), False) for token in batch["input_ids"][sample][is_segment]]
             target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]

@@ -45,8 +45,13 @@ from data.labeled_rows import (
     read_label,
 )
 from data.mixture import is_mixture, read_mixture
-from data.preference_rows import detect_answer_format, preference_columns, read_answers
+from data.preference_rows import (
+    detect_answer_format,
+    preference_columns,
+    read_answers,
+)
 from data.prompt_template import ColumnError, NullError, Template
+from data.rollout_rows import read_rollout, rollout_columns
 from data.row_formats import (
     COMMON_COLUMNS,
     DOCUMENT_TEMPLATE,
@@ -377,6 +382,8 @@ class Task:
             return texts
         if self.row_type == "compared":
             return self._convert_compared_row(location, row, reader)
+        if self.row_type == "rollout":
+            return self._convert_rollout_row(location, row, reader)
         if self.row_type is not None:
             return self._convert_preference_row(location, row, reader)
         if reader is not None:
@@ -420,10 +427,11 @@ class Task:
             return {*prompt_columns, *compared_columns(reader is not None)}
         if self.row_type is not None:
             prompt_columns = () if self.prompt is None else self.prompt.columns
-            return {
-                *prompt_columns,
-                *preference_columns(self.row_type == "unpaired", reader is not None),
-            }
+            are_conversations = reader is not None
+            if self.row_type == "rollout":
+                return {*prompt_columns, *rollout_columns(are_conversations)}
+            unpaired = self.row_type == "unpaired"
+            return {*prompt_columns, *preference_columns(unpaired, are_conversations)}
         if reader is not None and self._has_conversation(row):
             return conversation_columns(row, self.messages)
         if reader is None and self.row_format == "language_modeling":
@@ -504,6 +512,22 @@ class Task:
         if len(whole) < len(texts):
             return []
         return [Example(text, "", label=margin) for text in whole]
+
+    def _convert_rollout_row(
+        self, location: FileLocation, row: Row, reader: ConversationReader | None
+    ) -> list[Example]:
+        """Example from a row of rollouts; empty if the chat template rejects it."""
+        prompt = None if self.prompt is None else self.prompt.render(row)
+        content, rollout = read_rollout(row, prompt, reader is not None)
+        if isinstance(content, Conversation):
+            assert reader is not None
+            example = reader.example_or_none(location, content.with_system_message(self.system))
+            if example is None:
+                return []
+            content = example
+        for text in (content.prompt, content.target):
+            _check_text_length(text)
+        return [content.with_rollout(rollout)]
 
     def _convert_document_row(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentChunkRow):

@@ -63,8 +63,8 @@ class TokenLimit:
         return f"give --{self.field} {tokens} or more, or {alternative}"
 
 
-class TooLongError(ValueError):
-    """Raised for an example that has too many tokens for a sample.
+class ExampleError(ValueError):
+    """Raised for an example that cannot be a part of a sample.
 
     Attributes:
         index: which one.
@@ -73,6 +73,10 @@ class TooLongError(ValueError):
     def __init__(self, index: int, message: str) -> None:
         super().__init__(message)
         self.index = index
+
+
+class TooLongError(ExampleError):
+    """Raised for an example that has too many tokens for a sample."""
 
 
 def truncate_targets(

@@ -352,7 +352,8 @@ def _finetuning_defaults(
     size = config.min_weights()
     default = next(rate for limit, rate in LEARNING_RATES[sample_format.name] if size < limit)
     rate = ADAPTER_LEARNING_RATE if config.adapter.rank else default
-    rate *= PREFERENCE_FACTOR if config.training.learns_preferences else 1
+    drifts = config.training.learns_preferences or config.training.row_type == "rollout"
+    rate *= PREFERENCE_FACTOR if drifts else 1
     learned = (
         {} if sample_format is SEQ2SEQ else {"data__loss_on": "all" if is_plain else "completion"}
     )

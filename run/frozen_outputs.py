@@ -184,19 +184,20 @@ class FrozenModel:
                 bar.update(batch.stop - batch.start)
 
 
-def token_logps_kind(name: str) -> OutputKind:
+def token_logps_kind(name: str, temperature: float = 1.0) -> OutputKind:
     """Returns the kind of the log-probabilities of all loss tokens.
 
     Args:
         name: of the array of a batch that has them, see `SamplesWithTokenOutputs`.
+        temperature: divides the logits.
     """
     dtype = np.dtype([(name, "<f4")])
     return OutputKind(
-        "token_logps",
+        "token_logps" if temperature == 1 else f"token_logps at temperature {temperature}",
         dtype,
         rows_per_sample=loss_tokens_per_sample,
         to_rows=lambda stats, batch: as_rows(select_loss_tokens(stats, batch), dtype),
-        objective=TokenLogps(),
+        objective=TokenLogps(temperature),
     )
 
 

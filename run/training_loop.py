@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +50,10 @@ from run.records.metrics_logger import MetricsLogger, check_records
 from run.records.progress import EVAL_PREFIX
 from run.records.prometheus_page import PrometheusPage
 from run.records.throughput import mfu_inputs
-from run.reference_logps import ReferenceLogps
 from run.resume import base_model_metadata, resolve_initial_state
 from run.skipped_steps import SkippedSteps
+from run.start_logps import start_logps_for_run
+from run.start_model import StartModel
 from run.startup_warnings import data_warnings, length_warnings, trained_weights_summary
 from run.stop_signal import StopSignal
 from run.teacher import Teacher
@@ -158,12 +161,9 @@ def _set_up_and_train(
             samples, first, family.sample_format, data.tokenizer, supports_color()
         )
         say("\n".join(sequences))
-    weight_map, notes = family.weight_map(data.config), data_warnings(data.config, samples)
-    for note in (
-        *length_warnings(data.config),
-        *notes,
-        *trained_weights_summary(data.config, weight_map),
-    ):
+    weight_map = family.weight_map(data.config)
+    notes = data_warnings(data.config, samples), trained_weights_summary(data.config, weight_map)
+    for note in chain(length_warnings(data.config), *notes):
         say(note)
     start = resolve_initial_state(data.config, weight_map, options.overwrite)
     config = _restore_data_and_steps(data.config, options, loader, start)
@@ -176,13 +176,14 @@ def _set_up_and_train(
             _end_completed_run(config, options, start, folder, data_cache)
             return None
     run_folder = RunFolder(Path(config.checkpoint.save or folder.path))
-    reference = ReferenceLogps.for_run(config, start, run_folder)
-    frozen = reference or Teacher.for_run(config, run_folder, data, _previous_run(start))
+    start_logps = start_logps_for_run(config, start, run_folder)
+    start_models = () if start_logps is None else start_logps.start_models
+    frozen = start_logps or Teacher.for_run(config, run_folder, data, _previous_run(start))
     if frozen is not None:
         loader = Loader.from_config(config, frozen.add_to(samples))
         _restore_data_and_steps(data.config, options, loader, start)
-    base_folders = _keep_base_models(config, start, reference, run_folder)
-    _warn_unmirrored_bases(config, start, reference)
+    base_folders = _keep_base_models(config, start, start_models, run_folder)
+    _warn_unmirrored_bases(config, start, start_models)
     print_profile_plan(config, options, start.step)
     model = compile_session(lambda: TrainingSession(config), "the training program")
     evaluates = config.eval.steps is not None
@@ -193,13 +194,15 @@ def _set_up_and_train(
     with ExitStack() as stack:
         loaded, _ = start.load_with_fallback(partial(_enter_session, stack, model))
         if loaded is not start:
-            start, base_folders = loaded, _keep_base_models(config, loaded, reference, run_folder)
+            start = loaded
+            base_folders = _keep_base_models(config, start, start_models, run_folder)
         config = _restore_data_and_steps(data.config, options, loader, start)
         say(f"starting from {start.source}")
         _print_lr_change(config, start)
         save = config.checkpoint.save is not None
         base = base_model_metadata(start, family.weight_map(config)) if save else {}
-        base |= {} if reference is None else reference.to_metadata()
+        for start_model in start_models:
+            base |= start_model.to_metadata()
         best = BestCheckpoint(config, start.best, base)
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
         checkpoints = CheckpointManager(
@@ -228,30 +231,30 @@ def _previous_run(start: InitialState) -> RunFolder | None:
 
 
 def _keep_base_models(
-    config: RunConfig, start: InitialState, reference: ReferenceLogps | None, folder: RunFolder
+    config: RunConfig, start: InitialState, start_models: Sequence[StartModel], folder: RunFolder
 ) -> set[Path]:
     """Copy the base models to which the run's checkpoints refer into the run folder."""
     if config.checkpoint.save is None:
         return set()
-    return keep_base_steps(folder, _base_models(config, start, reference), start.checkpoint)
+    return keep_base_steps(folder, _base_models(config, start, start_models), start.checkpoint)
 
 
 def _base_models(
-    config: RunConfig, start: InitialState, reference: ReferenceLogps | None
+    config: RunConfig, start: InitialState, start_models: Sequence[StartModel]
 ) -> list[BaseModelRef]:
     """Return references to the base models whose weights the run's checkpoints do not contain."""
     frozen = start.base if get_family(config).weight_map(config).frozen_names else None
-    origin = None if reference is None else reference.origin
-    return [base for base in (frozen, origin) if base is not None]
+    bases = (frozen, *(model.origin for model in start_models))
+    return [base for base in bases if base is not None]
 
 
 def _warn_unmirrored_bases(
-    config: RunConfig, start: InitialState, reference: ReferenceLogps | None
+    config: RunConfig, start: InitialState, start_models: Sequence[StartModel]
 ) -> None:
     """Print base models that are neither in the run's mirror nor on the hub."""
     if config.checkpoint.mirror is None:
         return
-    for base in _base_models(config, start, reference):
+    for base in _base_models(config, start, start_models):
         if base.step is None and os.path.isabs(base.name):
             say(f"the mirror does not copy {format_path(base.name)}, whose weights stay frozen: "
                 "another machine needs that folder, and --checkpoint.base_model DIR where it has "

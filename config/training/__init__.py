@@ -9,12 +9,18 @@ from config.training.common import Optimizer as Optimizer
 from config.training.contrastive import ContrastiveTraining
 from config.training.distillation import DistillationTraining
 from config.training.labels import LabelTraining
+from config.training.policy_gradient import PolicyGradientTraining
 from config.training.preference import PreferenceTraining
 from config.training.reward import RewardTraining
 
 
 @dataclass(frozen=True)
 class Training(
-    PreferenceTraining, LabelTraining, RewardTraining, DistillationTraining, ContrastiveTraining
+    PreferenceTraining,
+    PolicyGradientTraining,
+    LabelTraining,
+    RewardTraining,
+    DistillationTraining,
+    ContrastiveTraining,
 ):
     """Settings that affect the result of training, unlike those of `Execution`."""

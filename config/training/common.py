@@ -124,7 +124,7 @@ class CommonTraining(ConfigSection):
 
     epochs: PositiveFloat | None = None
     """Passes over the training data, or a fraction of one; sets training.steps. Without both,
-    three."""
+    three, or one of rollouts."""
 
     global_batch_size: PositiveInt = 128
     """Samples of one optimizer step, over all devices."""
@@ -152,16 +152,23 @@ class CommonTraining(ConfigSection):
     objective: ObjectiveName = "cross_entropy"
     """Loss: cross_entropy, of the next token; distill, from a teacher's probabilities too; or of
     preferences, dpo, ipo, hinge, simpo, orpo, cpo or kto. simpo, orpo and cpo need no reference;
-    kto learns single answers. classification and regression: of the labels of whole texts, by a
-    head of their own; reward: so of chosen and rejected texts. contrastive: of embeddings, InfoNCE
-    over all positives and negatives of the global batch."""
+    kto learns single answers. grpo, dapo, dr_grpo, gspo, rloo: policy gradients of completions with
+    rewards. classification and regression: of the labels of whole texts, by a head of their own;
+    reward: so of chosen and rejected texts. contrastive: of embeddings, InfoNCE over all positives
+    and negatives of the global batch."""
 
     label_smoothing: Fraction = 0.0
     """cross_entropy: share of each label's probability that is spread over the vocabulary, in
     training alone; dpo, simpo, cpo: fraction of the pairs thought to be in the wrong order."""
 
     beta: NonNegativeFloat | None = None
-    """Preferences: the weight of log-probabilities; orpo: of the odds. null: 0.1."""
+    """Preferences: the weight of log-probabilities; orpo: of the odds. Policy gradients: of the KL
+    divergence from the model that training starts with. null: 0.1; 0.05 of rloo, 0 of other policy
+    gradients."""
+
+    temperature: PositiveFloat = 1.0
+    """distill: divisor of both models' logits in the divergence, which is multiplied by its square.
+    Policy gradients: temperature at which the completions were sampled."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 

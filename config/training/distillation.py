@@ -7,7 +7,7 @@ from typing import Literal
 
 from config.errors import ConfigError
 from config.training.common import CommonTraining
-from config.values import Fraction, PathText, PositiveFloat, PositiveInt
+from config.values import Fraction, PathText, PositiveInt
 
 MAX_TOP_K = 1024
 
@@ -26,10 +26,6 @@ class DistillationTraining(CommonTraining):
     top_k: PositiveInt = 32
     """distill: number of the teacher's likeliest tokens that are learned for each token; 6 bytes
     each on disk."""
-
-    temperature: PositiveFloat = 1.0
-    """distill: divisor of both models' logits in the divergence, which is multiplied by its
-    square."""
 
     distill_weight: Fraction = 0.5
     """distill: weight of the divergence from the teacher; the labels' cross-entropy has the rest

@@ -11,6 +11,8 @@ from modelling.objectives.distillation import Distillation as Distillation
 from modelling.objectives.distillation import TopTokens as TopTokens
 from modelling.objectives.objective import LOSS_WEIGHT as LOSS_WEIGHT
 from modelling.objectives.objective import Objective as Objective
+from modelling.objectives.policy_gradient import POLICY_LOSSES
+from modelling.objectives.policy_gradient import PolicyGradient as PolicyGradient
 from modelling.objectives.pooled import LabelObjective
 from modelling.objectives.preference import PREFERENCE_LOSSES
 from modelling.objectives.preference import PreferenceObjective as PreferenceObjective
@@ -24,6 +26,7 @@ OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
     **dict.fromkeys(("classification", "regression"), LabelObjective),
     "contrastive": Contrastive,
     "reward": RewardObjective,
+    **dict.fromkeys(POLICY_LOSSES, PolicyGradient),
 }
 
 

@@ -23,8 +23,8 @@ from data.preference_samples import (
     max_sequences_per_sample,
 )
 from data.samples import IGNORE_INDEX, Batch
-from modelling.objectives.cross_entropy import token_losses
 from modelling.objectives.objective import Objective
+from modelling.objectives.sequence_logps import label_logps, sum_by_sequence
 from popxl import Tensor, TensorSpec, ops
 
 if TYPE_CHECKING:
@@ -184,20 +184,9 @@ class PreferenceObjective(Objective):
         groups: ParallelGroups,
     ) -> Tensor:
         """Sums the log-probabilities of each sequence's labels: float32 (pairs, 2)."""
-        labels = inputs["labels"]
-        batch, length = labels.shape
-        losses = token_losses(logits, labels, layout, groups, "none")
-        shape = (length, batch) if layout.transposed else (batch, length)
-        logps = -layout.transpose_if_sequence_first(losses.reshape(shape))
+        logps = label_logps(logits, inputs["labels"], layout, groups)
         n = self._sequences_per_sample
-        if n == 1:
-            return ops.sum(logps, 1).reshape((batch // 2, 2))
-        segment_ids = popxl.constant(
-            np.arange(1, n + 1, dtype=np.int32).reshape(1, 1, -1), popxl.int32, "texts"
-        )
-        belongs = ops.equal(inputs[SEGMENT_IDS].reshape((batch, length, 1)), segment_ids)
-        logps_of_sequence = logps.reshape((batch, length, 1)) * ops.cast(belongs, popxl.float32)
-        return ops.sum(logps_of_sequence, 1).reshape((batch * n // 2, 2))
+        return sum_by_sequence(logps, inputs.get(SEGMENT_IDS), n).reshape((-1, 2))
 
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         num_tokens, one = inputs[NUM_LOSS_TOKENS], popxl.constant(1.0, popxl.float32)

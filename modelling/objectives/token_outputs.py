@@ -58,9 +58,19 @@ class TokenOutputs(CrossEntropy):
 
 
 class TokenLogps(TokenOutputs):
-    """Log-probability of each label, 0 where it is `IGNORE_INDEX`: one value."""
+    """Log-probability of each label, 0 where it is `IGNORE_INDEX`: one value.
+
+    Args:
+        temperature: divides the logits.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self._temperature = temperature
 
     def token_values(
         self, logits: Tensor, labels: Tensor, layout: ActivationLayout, groups: ParallelGroups
     ) -> Tensor:
+        if self._temperature != 1:
+            logits = logits * (1 / self._temperature)
         return -token_losses(logits, labels, layout, groups, "none")

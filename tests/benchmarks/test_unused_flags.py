@@ -47,13 +47,13 @@ def test_what_changes_nothing_is_refused_and_nothing_else(kind: str) -> None:
     used = options_that_change("T" if kind == "T" else "RS") | MEASURED[kind]
     known = {name for _, cases in OPTIONS.values() for name in cases} | UNSEEN.keys()
     accepted = {name for name in known if name not in BENCHMARKS[kind].UNUSED}
-    preferences = {"training.beta", "training.gamma"}
+    objectives = {f"training.{name}" for name in ("beta", "gamma", "epsilon", "epsilon_high")}
     of_state = {
         "fp8.amax_compute_algo",
         "fp8.amax_history_len",
         "fp8.interval",
     }  # of training, with its model
-    assert accepted - of_state == used - preferences - of_state
+    assert accepted - of_state == used - objectives - of_state
 
 
 @pytest.mark.parametrize("main", [finetuning.main, inference.main, compile_benchmark.main])

@@ -149,6 +149,18 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "training.temperature": (2.0, LOSS),
         "training.top_k": (8, LOSS),
     }),
+    "rollouts": ({"training.objective": "grpo"}, {
+        "training.beta": (0.5, LOSS),
+        "training.epsilon": (0.1, LOSS),
+        "training.epsilon_high": (0.1, LOSS),
+        "training.temperature": (0.5, LOSS),
+        "training.scale_rewards": ("none", ""),
+        "training.mask_truncated_completions": (True, ""),
+        "training.objective": ("gspo", LOSS),
+    }),
+    "constant lengths": ({"training.objective": "dr_grpo"}, {
+        "training.max_completion_length": (7, ""),
+    }),
     "adafactor": ({"training.optimizer.name": "adafactor"}, {
         f"training.optimizer.adafactor.{name}": (value, "T")
         for name, value in {"beta1": 0.5, "decay_rate": 0.5, "eps": 1e-3, "clip_threshold": 0.5,

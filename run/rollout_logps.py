@@ -1,0 +1,62 @@
+"""Log-probabilities of rollouts by the policy that wrote them and by a reference model.
+
+The policy is the model that a run starts from, with its adapters, unless the rows have its
+log-probabilities; the reference model is the same without adapters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.rollout_samples import OLD_LOGPS, REF_LOGPS, RolloutSamples
+from data.samples import Samples
+from data.token_outputs import SamplesWithTokenOutputs, TokenRows
+from run.frozen_outputs import token_logps_kind
+from run.start_model import StartModel
+
+
+@dataclass(frozen=True)
+class RolloutLogps:
+    """Log-probabilities of rollouts' tokens by the model that a run starts from.
+
+    Attributes:
+        policy: the model that wrote the rollouts.
+        reference: the model from which the KL divergence is; None: it is not used.
+        temperature: at which the rollouts were sampled.
+    """
+
+    policy: StartModel
+    reference: StartModel | None
+    temperature: float
+
+    @property
+    def start_models(self) -> tuple[StartModel, ...]:
+        """The frozen models that are used."""
+        return (self.policy, *([] if self.reference is None else [self.reference]))
+
+    def remove_drafts(self) -> None:
+        """Delete unfinished cache files that no process is writing."""
+        for start_model in self.start_models:
+            start_model.remove_drafts()
+
+    def add_to(self, samples: Samples) -> SamplesWithTokenOutputs:
+        """Add the log-probabilities, known, cached or computed, to samples; collective.
+
+        Raises:
+            UserError: they are in no file, and the weights are no longer available.
+        """
+        assert isinstance(samples, RolloutSamples)
+        old = samples.old_logps or self._logps(self.policy, samples, OLD_LOGPS)
+        if self.reference is None:
+            return SamplesWithTokenOutputs(samples, old)
+        ref = self._logps(self.reference, samples, REF_LOGPS)
+        if samples.training.objective == "rloo":
+            order = np.arange(len(samples))
+            samples = samples.with_kl(old.rows(order)[OLD_LOGPS] - ref.rows(order)[REF_LOGPS])
+        return SamplesWithTokenOutputs(SamplesWithTokenOutputs(samples, old), ref)
+
+    def _logps(self, model: StartModel, samples: RolloutSamples, name: str) -> TokenRows:
+        kind = token_logps_kind(name, self.temperature)
+        return model.model.outputs(samples.token_samples, kind)
