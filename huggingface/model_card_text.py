@@ -11,6 +11,15 @@ from typing import Any
 
 FILE_NAME, CURVE = "README.md", "loss_curve.png"
 
+_EMBED = """\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(".")  # this folder, or its name on the hub
+queries = model.encode_query(["..."])
+documents = model.encode_document(["...", "..."])
+print(model.similarity(queries, documents))
+"""
+
 TableRows = Mapping[str, str]
 """Rows of a two-column table: name and value."""
 
@@ -63,6 +72,7 @@ class ModelCard:
         curve: whether there is a picture of the loss.
         adapter: what the folder has an adapter of; None: it has a model.
         num_labels: scores of a classifier; None: a language model.
+        embeds: True for a model of embeddings, which sentence-transformers loads.
     """
 
     name: str
@@ -83,6 +93,7 @@ class ModelCard:
     curve: bool = False
     adapter: AdapterInfo | None = None
     num_labels: int | None = None
+    embeds: bool = False
 
     def render_markdown(self) -> str:
         """Render the model card as Markdown."""
@@ -119,6 +130,9 @@ class ModelCard:
         task = "text2text-generation" if self.sequence_to_sequence else "text-generation"
         if self.num_labels is not None:
             task = "text-classification"
+        library = "peft" if self.adapter else "transformers"
+        if self.embeds:
+            task, library = "sentence-similarity", "sentence-transformers"
         dataset = self.datasets[0] if self.datasets else self.evaluated_on
         results = [
             EvalResult(
@@ -132,7 +146,7 @@ class ModelCard:
             "metrics": list(self.metrics) or None,
         }
         card = ModelCardData(
-            library_name="peft" if self.adapter else "transformers", pipeline_tag=task,
+            library_name=library, pipeline_tag=task,
             tags=["lora", "popxl-xla"] if self.adapter else ["popxl-xla"],
             model_name=self.name, eval_results=results or None, **fields,
         )  # fmt: skip
@@ -157,6 +171,8 @@ class ModelCard:
         ]
 
     def _render_usage(self) -> str:
+        if self.embeds:
+            return _code_block("python", _EMBED)
         auto_class = "Seq2SeqLM" if self.sequence_to_sequence else "CausalLM"
         use = [
             "tokens = model.generate(**inputs, max_new_tokens=64)",

@@ -115,7 +115,9 @@ def export_model(
             write_sentence_transformers_files(draft, config)
         name, shape = Path(folder).resolve().name, family.sample_format
         labels = config.num_labels if config.training.head == "classifier" else None
-        write_model_card(draft, name, shape, load, run, adapter_of if adapts else None, labels)
+        write_model_card(
+            draft, name, shape, load, run, adapter_of if adapts else None, labels, embeds
+        )
 
     named = None if base is None else base.name_relative_to(folder)
     grows = config.model.new_rows is not None

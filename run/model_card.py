@@ -98,6 +98,7 @@ def write_model_card(
     run: RunRecords | None,
     adapter: AdapterInfo | None = None,
     num_labels: int | None = None,
+    embeds: bool = False,
 ) -> None:
     """Write the model card (README.md) and the loss curve to an export folder.
 
@@ -107,6 +108,7 @@ def write_model_card(
         load: the Hugging Face model that the weights are from, if they are from no run.
         adapter: base model of the adapter in the folder; None: the folder has a full model.
         num_labels: scores of a classifier; None: a language model.
+        embeds: True for a model of embeddings.
     """
     sequence_to_sequence = sample_format.name == "seq2seq"
     if run is None:
@@ -116,7 +118,7 @@ def write_model_card(
         if rows:
             draw_loss_curve(rows, folder / CURVE, name)
         card = replace(_run_card(name, sequence_to_sequence, run, bool(rows)), adapter=adapter)
-    card = replace(card, num_labels=num_labels)
+    card = replace(card, num_labels=num_labels, embeds=embeds)
     (folder / FILE_NAME).write_text(card.render_markdown(), encoding="utf-8")
 
 

@@ -86,6 +86,10 @@ def test_the_files_that_sentence_transformers_reads(tmp_path: Path) -> None:
     assert read("2_Normalize/config.json") == {}
     assert read("sentence_bert_config.json")["max_seq_length"] == 64
     assert read("config_sentence_transformers.json")["prompts"] == {"query": "query: "}
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert "library_name: sentence-transformers" in card
+    assert "pipeline_tag: sentence-similarity" in card
+    assert 'model = SentenceTransformer(".")' in card
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
     (ids,) = tokenize_texts(["Anna took"], data.config, data.tokenizer)
     assert tokenizer("Anna took")["input_ids"] == ids.tolist()
