@@ -140,7 +140,7 @@ _DISTILLATION_METRICS: Metrics = {
     "perplexity": _distillation_perplexity,
 }
 _TEACHER = {"teacher", "teacher_quantization"}
-_TOP_TOKENS = {"top_k", "temperature", "distill_weight", "distill_rest", "teacher_cache"}
+_TOP_TOKENS = {"beta", "top_k", "temperature", "distill_weight", "distill_rest", "teacher_cache"}
 
 _REWARD_METRICS = ("accuracy", "margin", "mean_reward", "min_reward", "max_reward")
 """Metrics of reward models, in TRL's names; the last two are means over batches."""

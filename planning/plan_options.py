@@ -123,16 +123,20 @@ def show_plan(
     from planning.report_plot import plot_report
     from planning.report_text import format_report
     from planning.speed_advice import with_speed_advice
+    from planning.teacher_pass import format_teacher_pass, plan_teacher_pass
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
     report = make_report(line.preset, requirements_fn(line.config, target.target), target)
     report = with_speed_advice(
         report, programs or VariantCache(), line.settings.has_explicit_layout
     )
+    teacher = plan_teacher_pass(line.config, target) if report.trains else None
     if options.plan:
         print(format_report(report))
+        if teacher is not None:
+            print(f"\n{format_teacher_pass(teacher, line.config)}")
     if options.plan_json is not None:
-        _write_json(report, Path(options.plan_json))
+        _write_json(report, teacher, Path(options.plan_json))
     if options.plan_picture is not None:
         plot_report(report, Path(options.plan_picture))
         print(f"the picture is in {options.plan_picture}", file=sys.stderr)
@@ -147,8 +151,9 @@ def default_machine(config: RunConfig) -> Machine:
     return machine("laptop" if small else "h100")
 
 
-def _write_json(report: PlanReport, path: Path) -> None:
-    write_text_atomically("the plan", path, json.dumps(report.as_dict(), indent=2) + "\n")
+def _write_json(report: PlanReport, teacher: PlanReport | None, path: Path) -> None:
+    plan = report.as_dict() | ({} if teacher is None else {"teacher": teacher.as_dict()})
+    write_text_atomically("the plan", path, json.dumps(plan, indent=2) + "\n")
     print(f"the plan is in {path}", file=sys.stderr)
 
 

@@ -96,6 +96,11 @@ class PlanReport:
         return self.requirements.plan
 
     @property
+    def trains(self) -> bool:
+        """True if the program trains."""
+        return self.requirements.kind == "finetuning"
+
+    @property
     def hosts(self) -> int:
         """Number of hosts that the program's devices belong to."""
         return self.machine.hosts(self.plan.replicas)

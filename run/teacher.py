@@ -6,15 +6,12 @@ precision and sample lengths. Its weights are streamed through the devices, as i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from config.errors import ConfigError
-from config.families import config_class_of_preset
-from config.presets import merge_over
 from config.process_checks import check_same_on_all_processes
 from config.sections import RunConfig
-from config.task import Seq2SeqData
 from data.pipeline import Pipeline
 from data.samples import Samples
 from data.token_outputs import SamplesWithTokenOutputs
@@ -23,16 +20,13 @@ from files.formatting import format_path, format_value
 from files.run_folder import RunFolder
 from huggingface.hub import load_tokenizer
 from modelling.model_family import get_family
-from planning.config_loader import CONFIG_LOADER
 from planning.hardware.memory_check import check_lower_bound
+from planning.teacher_pass import teacher_config
 from run.frozen_outputs import FrozenModel, json_sha256, top_tokens_kind
 from run.frozen_outputs_file import remove_stale_drafts
 from run.initial_state import load_weights
 from run.weight_checks import check_digests
 from terminal.screen import is_first_process
-
-OWN_FIELDS = ("family", "model", "adapter")
-"""Sections of the teacher's configuration that are its own; the others are the student's."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,8 @@ class Teacher:
         """
         if config.training.objective != "distill":
             return None
-        of_teacher = teacher_config(config, data.tokenizer)
+        of_teacher, tokenizer_name = teacher_config(config)
+        _check_vocabulary(config, of_teacher, data.tokenizer, tokenizer_name)
         check_lower_bound(of_teacher)
         weight_map = get_family(of_teacher).weight_map(of_teacher)
         start = load_weights(of_teacher, weight_map)
@@ -88,56 +83,13 @@ class Teacher:
     def add_to(self, samples: Samples) -> Samples:
         """Add the teacher's outputs, stored or computed, to samples; collective."""
         training, vocab_size = self.config.training, self.config.model.output_vocab_size
-        k, has_bin = training.top_k, training.distill_rest == "bin"
-        temperature = training.temperature if has_bin else 1.0
-        kind = top_tokens_kind(k, temperature, vocab_size)
+        kind = top_tokens_kind(training.top_k, training.rest_temperature, vocab_size)
         return SamplesWithTokenOutputs(samples, self.model.outputs(samples, kind))
 
     def remove_drafts(self) -> None:
         """Delete unfinished files of outputs that no process is writing."""
         if self.config.training.teacher_cache is None and is_first_process():
             remove_stale_drafts(self.model.folder)
-
-
-def teacher_config(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """Returns the configuration of the teacher's pass over the student's samples.
-
-    Args:
-        config: the student's configuration.
-        tokenizer: the student's.
-
-    Raises:
-        UserError: there is no such model, or it cannot read the student's samples.
-    """
-    name = str(config.training.teacher)
-    loaded = CONFIG_LOADER.from_load(name) or CONFIG_LOADER.from_model(name)
-    section = config_class_of_preset(loaded, name)
-    own = {field: loaded[field] for field in OWN_FIELDS if field in loaded}
-    output_field = get_family(config).sample_format.output_field
-    if get_family(section()).sample_format.output_field != output_field:
-        raise ConfigError(
-            f"training.teacher {format_path(name)} is a {section().family}, whose samples a "
-            f"{config.family} does not read: take a teacher that has "
-            f"{'an encoder too' if isinstance(config.data, Seq2SeqData) else 'a decoder alone'}"
-        )
-    quantization = config.training.teacher_quantization
-    model = {
-        **{name: getattr(config.model, name) for name in ("sequence_length", output_field)},
-        **({} if quantization is None else {"quantization": quantization}),
-        "eval": True,
-        "precision": config.model.precision,
-    }
-    execution = config.execution.to_dict()
-    execution |= {"expert_groups": 1, "expert_parallel": False, "micro_batches_per_pass": "auto"}
-    of_run = {
-        "model": model,
-        "execution": execution,
-        "training": {"global_batch_size": config.training.global_batch_size},
-        "checkpoint": {"load": name, "allow_nonfinite": config.checkpoint.allow_nonfinite},
-    }
-    found = replace(section.from_dict(merge_over(own, of_run)), data=config.data)
-    _check_vocabulary(config, found, tokenizer, loaded.get("data", {}).get("tokenizer"))
-    return found
 
 
 def _check_vocabulary(

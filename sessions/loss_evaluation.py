@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 
 import numpy as np
@@ -15,7 +15,7 @@ from data.loader import BatchSharding
 from data.samples import Batch, Samples, sample_lengths
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, Objective, make_objective
-from modelling.phases.evaluation import LossProgram, build_loss_program
+from modelling.phases.evaluation import LossProgram, build_loss_program, loss_config
 from sessions.aux_metrics import compute_metric_sums
 from sessions.length_programs import LengthPrograms
 from sessions.session import ModelSession
@@ -61,14 +61,7 @@ class LossSession(ModelSession):
             weight_source: see `ModelSession`.
             objective: what the head computes; None: the objective of the configuration.
         """
-        e = config.execution
-        samples = e.micro_batch_size * e.data_parallel
-        batch = samples * max(config.training.global_batch_size // samples, 1)
-        config = replace(
-            config,
-            model=replace(config.model, eval=True),
-            training=replace(config.training, global_batch_size=batch),
-        )
+        config = loss_config(config)
         self._sharding = BatchSharding.from_config(config)
         self._family, self.objective = get_family(config), objective or make_objective(config)
         weight_map = self._family.weight_map(config)

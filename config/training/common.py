@@ -164,7 +164,8 @@ class CommonTraining(ConfigSection):
     beta: NonNegativeFloat | None = None
     """Preferences: the weight of log-probabilities; orpo: of the odds. Policy gradients: of the KL
     divergence from the model that training starts with. null: 0.1; 0.05 of rloo, 0 of other policy
-    gradients."""
+    gradients. distill: weight of the teacher in the mixture of GKD's generalised JSD, at most 1; 0,
+    the default: KL of the student from the teacher."""
 
     temperature: PositiveFloat = 1.0
     """distill: divisor of both models' logits in the divergence, which is multiplied by its square.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,10 @@ class Distillation(CrossEntropy):
     at temperature t: renormalised, and p is over the whole vocabulary; or, with
     `training.distill_rest` bin, all other tokens are one outcome more of q and of p.
 
+    With `training.beta` b the divergence is GKD's generalised JSD (Agarwal et al.,
+    arXiv:2306.13649), as in TRL 1.16: b KL(q || m) + (1 - b) KL(p || m) with m = b q + (1 - b) p;
+    KL(q || p) where b is 0, KL(p || q) where it is 1.
+
     Inputs besides `labels`, of each loss token: `teacher_ids`, int32 (batch, length, k);
     `teacher_logps`, float16 (batch, length, k); with a bin, `teacher_rest`, float32 (batch,
     length), see `TopTokens`.
@@ -72,6 +77,7 @@ class Distillation(CrossEntropy):
         super().__init__(config)
         training = config.training
         self._weight, self._temperature = training.distill_weight, training.temperature
+        self._beta = training.resolved_beta
         self._has_bin = training.distill_rest == "bin"
         self.token_inputs = {
             "labels": lambda labels: labels,
@@ -122,7 +128,19 @@ class Distillation(CrossEntropy):
         student = ops.concat(log_p, 1) - logits.logsumexp()
         teacher = ops.concat(log_q, 1)
         teacher -= ops.logsumexp(teacher, 1, keepdims=True)
-        return ops.sum(ops.exp(teacher) * (teacher - student), 1, keepdims=True) * (t * t)
+        return self._jsd(teacher, student) * (t * t)
+
+    def _jsd(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """Computes the generalised JSD of log-probabilities, (tokens, outcomes) -> (tokens, 1)."""
+        beta = self._beta
+        if beta == 0:
+            return _kl(teacher, student)
+        if beta == 1:
+            return _kl(student, teacher)
+        shape = (*student.shape, 1)
+        both = [(student + math.log1p(-beta)), (teacher + math.log(beta))]
+        mixture = ops.logsumexp(ops.concat([t.reshape(shape) for t in both], 2), 2)
+        return _kl(teacher, mixture) * beta + _kl(student, mixture) * (1 - beta)
 
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         weights = popxl.constant([[1 - self._weight, self._weight]], popxl.float32, "weights")
@@ -140,6 +158,11 @@ class Distillation(CrossEntropy):
             CROSS_ENTROPY_METRIC: (float(sums[0]), count),
             KD_LOSS: (float(sums[1]), count),
         }
+
+
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    """Computes KL(p || q) of log-probabilities: (tokens, outcomes) -> (tokens, 1)."""
+    return ops.sum(ops.exp(p) * (p - q), 1, keepdims=True)
 
 
 def _per_token(dtype: popxl.dtype, *sizes: int) -> Callable[[TensorSpec], TensorSpec]:

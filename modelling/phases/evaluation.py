@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import popxl
 import popxl_addons as addons
@@ -33,6 +33,18 @@ class LossProgram:
     loss: popxl.DeviceToHostStream
     sums: popxl.DeviceToHostStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
+
+
+def loss_config(config: RunConfig) -> RunConfig:
+    """Returns the configuration of a loss program, with a batch of whole micro-batches."""
+    e = config.execution
+    samples = e.micro_batch_size * e.data_parallel
+    batch = samples * max(config.training.global_batch_size // samples, 1)
+    return replace(
+        config,
+        model=replace(config.model, eval=True),
+        training=replace(config.training, global_batch_size=batch),
+    )
 
 
 def build_loss_program(

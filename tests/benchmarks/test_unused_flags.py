@@ -47,7 +47,10 @@ def test_what_changes_nothing_is_refused_and_nothing_else(kind: str) -> None:
     used = options_that_change("T" if kind == "T" else "RS") | MEASURED[kind]
     known = {name for _, cases in OPTIONS.values() for name in cases} | UNSEEN.keys()
     accepted = {name for name in known if name not in BENCHMARKS[kind].UNUSED}
-    objectives = {f"training.{name}" for name in ("beta", "gamma", "epsilon", "epsilon_high")}
+    objectives = {f"training.{name}" for name in (
+        *("beta", "gamma", "epsilon", "epsilon_high"),
+        *("top_k", "temperature", "distill_weight", "distill_rest"),
+    )}  # fmt: skip
     of_state = {
         "fp8.amax_compute_algo",
         "fp8.amax_history_len",

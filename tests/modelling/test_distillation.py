@@ -35,22 +35,24 @@ BATCH = 8
 
 def distilling(config: Any, places: int, **training: Any) -> Any:
     """A configuration that distils."""
-    settings = {"objective": "distill", "teacher": "there", "top_k": K, "global_batch_size": BATCH}
+    settings: dict[str, Any] = {"objective": "distill", "teacher": "there", "top_k": K}
+    settings |= {"global_batch_size": BATCH, **training}
     data = {"packing": False} if hasattr(config.data, "packing") else {}
     return replace(
         config,
-        training=replace(config.training, **settings, **training),
+        training=replace(config.training, **settings),
         data=replace(config.data, examples_per_sample=places, **data),
     )
 
 
-def with_teacher(batch: Batch, logits: torch.Tensor, temperature: float) -> Batch:
-    """A batch with the K likeliest tokens of a teacher's logits, as a pass of it stores them."""
-    logps = logits.log_softmax(-1)
-    top = logps.topk(K)
-    rest = (logps / temperature).scatter(1, top.indices, -torch.inf).logsumexp(-1)
+def with_teacher(batch: Batch, logits: torch.Tensor, training: Any) -> Batch:
+    """A batch with the likeliest tokens of a teacher's logits, as a pass of it stores them."""
+    logps, k = logits.log_softmax(-1), training.top_k
+    top = logps.topk(k)
+    rest = (logps / training.temperature).scatter(1, top.indices, -torch.inf).logsumexp(-1)
+    rest = rest.clamp(min=float(np.log(1e-37)))
     values = torch.cat([top.indices, top.values, rest[:, None]], 1).float().numpy()
-    return {**batch, **scatter_rows(top_tokens_rows(values, K), batch["labels"])}
+    return {**batch, **scatter_rows(top_tokens_rows(values, k), batch["labels"])}
 
 
 def expected_loss(logits: torch.Tensor, batch: dict[str, torch.Tensor], training: Any) -> Any:
@@ -64,11 +66,36 @@ def expected_loss(logits: torch.Tensor, batch: dict[str, torch.Tensor], training
         others = log_p.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
         chosen = torch.cat([chosen, others], 1)
     log_q = log_q.log_softmax(-1)
-    kl = (log_q.exp() * (log_q - chosen)).sum(-1) * t**2
+    kl = generalised_jsd(log_q, chosen, training.beta or 0) * t**2
     labels = batch["labels"][in_loss].long()
     ce = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
     w = training.distill_weight
     return ((1 - w) * ce + w * kl).mean(), ce.mean(), kl.mean()
+
+
+def generalised_jsd(teacher: torch.Tensor, student: torch.Tensor, beta: float) -> torch.Tensor:
+    """GKD's divergence of log-probabilities (tokens, outcomes), for each token."""
+    if beta == 0:
+        return (teacher.exp() * (teacher - student)).sum(-1)
+    if beta == 1:
+        return (student.exp() * (student - teacher)).sum(-1)
+    mixture = (beta * teacher.exp() + (1 - beta) * student.exp()).log()
+    of_teacher = (teacher.exp() * (teacher - mixture)).sum(-1)
+    return beta * of_teacher + (1 - beta) * (student.exp() * (student - mixture)).sum(-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beta", [0, 0.1, 0.5, 1])
+def test_the_divergence_is_trls(beta: float) -> None:
+    gkd = pytest.importorskip("trl.experimental.gkd")
+    torch.manual_seed(0)
+    teacher, student = torch.randn(2, 6, 30).double(), torch.randn(2, 6, 30).double()
+    labels = torch.randint(0, 30, (2, 6))
+    labels[0, :2] = IGNORE_INDEX
+    expected = gkd.GKDTrainer.generalized_jsd_loss(student, teacher, labels, beta)
+    in_loss = labels != IGNORE_INDEX
+    found = generalised_jsd(teacher.log_softmax(-1), student.log_softmax(-1), beta)[in_loss]
+    assert found.mean().item() == pytest.approx(expected.item())
 
 
 def check(
@@ -92,7 +119,7 @@ def check(
         with torch.no_grad():
             read = {name: torch.tensor(x).long() for name, x in batch.items()}
             logits = token_logits(teacher)(read)
-        given.append(with_teacher(batch, logits, training.temperature))
+        given.append(with_teacher(batch, logits, training))
     start, model = weights(model), model.double()
     told = []
 
@@ -115,6 +142,7 @@ def check(
     assert first.aux_metrics == pytest.approx(told[0], rel=1e-4)
 
 
+JSD = {"distill_rest": "bin", "beta": 0.3}
 BIN = {"distill_rest": "bin", "temperature": 2.0, "distill_weight": 0.7}
 
 
@@ -122,6 +150,8 @@ BIN = {"distill_rest": "bin", "temperature": 2.0, "distill_weight": 0.7}
     ("dp", "tp", "micro", "places", "settings"),
     [
         (2, 2, 2, 2, BIN),
+        *(slow(2, 2, 2, 2, {**JSD, "beta": beta, "temperature": 2.0}) for beta in (0.5, 1.0)),
+        slow(1, 2, 2, 1, {**JSD, "top_k": gptj.VOCABULARY}),  # all tokens: GKD's loss itself
         *(slow(1, 1, micro, 1, {}) for micro in (1, 2, 8)),
         *(slow(1, 2, 2, 3, {"temperature": 0.5}), slow(1, 1, 4, 3, {**BIN, "temperature": 1.0})),
         *(slow(2, 1, 2, 1, {"distill_weight": 1.0}), slow(1, 1, 4, 1, {"distill_weight": 0.0})),
@@ -158,7 +188,8 @@ def test_llama_shaped_models_do(
 @pytest.mark.parametrize(
     ("dp", "tp", "micro", "places", "settings"),
     [
-        (1, 2, 2, 2, {}),
+        (1, 2, 2, 2, JSD),
+        slow(1, 2, 2, 2, {}),
         *(slow(2, 2, 2, 1, BIN), slow(1, 1, 8, 2, BIN), slow(2, 1, 1, 3, {"temperature": 3.0})),
     ],
 )

@@ -195,3 +195,23 @@ def test_a_teacher_may_be_a_run_with_adapters_or_in_few_bits(teacher, rows, tmp_
 def first_kd_loss(folder: Path, teacher: Path, rows: Path, *flags: str) -> float:
     assert train(folder, teacher, rows, "--steps", "1", *flags) == 0
     return float(read_metrics(folder / "metrics.jsonl")[0]["kd_loss"])
+
+
+def test_a_plan_has_the_teachers_pass(teacher, tmp_path, capsys) -> None:
+    """In its own words, and in JSON as any plan; a plan without a teacher has none."""
+    distil = ("--training.objective", "distill", "--training.teacher", str(teacher))
+    plan = ("--plan", "--plan-json", str(tmp_path / "plan.json"), "--machine", "rtx4090")
+    few_bits = ("--training.teacher_quantization", "int4", "--training.top_k", "8")
+    bits = []
+    for flags in ((), few_bits):
+        command = [*MODEL, "--load", "random", *distil, *flags, *plan]
+        assert run_finetuning.main(command) == 0
+        bits.append(json.loads((tmp_path / "plan.json").read_text())["teacher"]["host_bytes"])
+    said = capsys.readouterr().out
+    assert "parameters in float32, once before the first step" in said
+    assert "parameters in int4, once before the first step" in said
+    assert "196 bytes a loss token, 196.00 MB a million" in said
+    assert "52 bytes a loss token" in said
+    assert bits[1] < bits[0]
+    assert run_finetuning.main([*MODEL, "--load", "random", *plan]) == 0
+    assert "teacher" not in json.loads((tmp_path / "plan.json").read_text())
