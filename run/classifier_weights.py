@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from checkpoints import CheckpointError
-from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from files.formatting import format_path
@@ -47,3 +50,16 @@ def missing_head(weight_map: WeightMap, tensors: Arrays) -> list[Weight]:
     """Return the weights of a classifier's head, if a folder has none of them."""
     head = [w for m in weight_map.mappings if m.path.startswith(CLASSIFIER) for w in m.weights]
     return [] if any(weight.name in tensors for weight in head) else head
+
+
+def without_head(weight_map: WeightMap, head: Sequence[Weight]) -> WeightMap:
+    """Return the weight map without the weights of a head."""
+    return weight_map.filter_mappings(lambda mapping: {*mapping.weights}.isdisjoint(head))
+
+
+def with_new_head(config: RunConfig, head: Sequence[Weight], weights: Arrays) -> Arrays:
+    """Return a model's weights with newly initialized ones of a head; without any, themselves."""
+    if not head:
+        return weights
+    random = {weight.name: partial(weight.init_values, config.model.seed) for weight in head}
+    return OverlayArrays(LazyArrays(random), weights)

@@ -33,7 +33,12 @@ from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
 from modelling.weights.weight_mapping import is_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
-from run.classifier_weights import missing_head, tensors_for_head
+from run.classifier_weights import (
+    missing_head,
+    tensors_for_head,
+    with_new_head,
+    without_head,
+)
 from run.weight_checks import (
     HEAD,
     DigestCheckedTensors,
@@ -70,6 +75,20 @@ def read_weights(
     if checkpoint is None and location != RANDOM and has_checkpoint(location):
         checkpoint = load_checkpoint(location, verify=False)
     if checkpoint is not None:
+        names = weight_names(checkpoint)
+        tensors = tensors_for_head(config, ArraysView(checkpoint.tensors, names), location)
+        base = BaseModelRef.from_checkpoint(checkpoint)
+        frozen = set[str]() if base is None else {*base.sha256}
+        lacks_head = any(w.name not in frozen for w in missing_head(weight_map, tensors))
+        if lacks_head or len(tensors) < len(names):
+            check_config_match(config, checkpoint.metadata.get(MODEL), location)
+            if base is not None:
+                raise CheckpointError(
+                    f"the run in {format_path(location)} holds only what it trained: a model with "
+                    "another head starts from one folder, which run_export.py --merge writes"
+                )
+            weights = _with_new_head(config, weight_map.without_adapters, tensors, location)
+            return _with_adapters(config, weight_map, weights), checkpoint.sha256
         check_checkpoint(config, weight_map, checkpoint, location)
         has_own = has_adapters(weight_map, checkpoint)
         expected = check_finite(config, checkpoint.tensors, location, weight_names(checkpoint))
@@ -87,6 +106,15 @@ def read_weights(
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
+def _with_new_head(
+    config: RunConfig, weight_map: WeightMap, tensors: LazyArrays, location: str
+) -> Arrays:
+    """Return a checkpoint's weights of a model with another head, and a new head."""
+    new_head = missing_head(weight_map, tensors)
+    check_weights_match(without_head(weight_map, new_head), tensors, tensors, location)
+    return with_new_head(config, new_head, check_finite(config, tensors, location))
+
+
 def has_adapters(weight_map: WeightMap, checkpoint: SavedCheckpoint) -> bool:
     """True if a checkpoint contains the model's adapters; False if it is their base model."""
     return any(w.name in checkpoint.tensors for w in weight_map.filter_mappings(is_adapter).weights)
@@ -173,8 +201,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
     tensors = tensors_for_head(config, tensors, name)
     loaded = _with_loaded_vocab_size(config, hf_config, tensors, name)
     complete = get_family(loaded).base_weight_map(loaded)
-    new_head = missing_head(complete, tensors)
-    expected = complete.filter_mappings(lambda m: {*m.weights}.isdisjoint(new_head))
+    expected = without_head(complete, missing_head(complete, tensors))
     check_config_match(loaded, hf_config, name)
     check_head_exists(loaded, expected, tensors, name)
     try:
@@ -184,11 +211,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
     weights = _resize_vocabulary(
         config, weight_map, expected, check_finite(config, expected.from_hf(tensors), name)
     )
-    if not new_head:
-        return weights, files.fingerprint()
-    seed = config.model.seed
-    random = {weight.name: partial(weight.init_values, seed) for weight in new_head}
-    return OverlayArrays(LazyArrays(random), weights), files.fingerprint()
+    return with_new_head(config, missing_head(complete, tensors), weights), files.fingerprint()
 
 
 def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | None:

@@ -93,7 +93,9 @@ class EvalResult:
         """Format one line of text per metric, with counts for accuracy and exact match."""
         lines = []
         for name, value in self.metrics.items():
-            counts = f" ({self.num_correct}/{len(self.predictions)})" if name in EXACT else ""
+            counts = ""
+            if name in EXACT and self.predictions:
+                counts = f" ({self.num_correct}/{len(self.predictions)})"
             lines.append(f"{name}: {format_number(value)}{counts}")
         return "\n".join(lines)
 

@@ -60,6 +60,10 @@ def transformers_scores(folder: Path, rows: list[dict[str, Any]]) -> np.ndarray:
     return torch.cat(scores).numpy()
 
 
+def read_jsonl(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def evaluated(folder: Path, *flags: str) -> dict[str, float]:
     assert run_validation.main([*flags, "--out", str(folder), "--device", "cpu"]) == 0
     report: dict[str, float] = json.loads((folder / "eval.json").read_text())
@@ -78,7 +82,7 @@ def evaluated(folder: Path, *flags: str) -> dict[str, float]:
 )
 def test_to_transformers_and_back(tmp_path: Path, preset: str, objective: str, multi: bool) -> None:
     file = write_rows(tmp_path, objective, multi)
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = read_jsonl(file)
     base, run, out = (tmp_path / name for name in ("base", "run", "out"))
     data = ["--dataset", "sample", "--data.train", str(file), "--data.validation", str(file)]
     small = ["--config", preset, *SMALL[preset], "--device", "cpu"]
@@ -148,7 +152,7 @@ def test_what_a_classifier_is_not_for_is_refused(
 def test_an_adapter_and_its_head_are_peft_s(tmp_path: Path, preset: str) -> None:
     """Of a language model, whose scores the run, PEFT and --adapter.load agree on."""
     file = write_rows(tmp_path, "classification")
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = read_jsonl(file)
     base, run, out = (tmp_path / name for name in ("base", "run", "adapter"))
     data = ["--dataset", "sample", "--data.train", str(file), "--data.validation", str(file)]
     small = ["--config", preset, *SMALL[preset], "--device", "cpu", "--sequence_length", "64"]
@@ -175,3 +179,29 @@ def test_an_adapter_and_its_head_are_peft_s(tmp_path: Path, preset: str) -> None
     again = ["--load", str(base), "--adapter.load", str(out), *data, "--training.objective",
              "classification", "--sequence_length", "64"]  # fmt: skip
     assert evaluated(tmp_path / "report2", *again)["loss"] == pytest.approx(loss, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_reward_model_begins_with_a_run_and_resumes(tmp_path: Path) -> None:
+    """Of a language model's run, which has no head for it; interrupted or not, it is the same."""
+    chat, whole, halves = (tmp_path / name for name in ("chat", "whole", "halves"))
+    small = ["--config", "qwen3_tiny", *SMALL["qwen3_tiny"], "--device", "cpu", *BATCH, *RATE]
+    small += ["--training.optimizer.learning_rate.function", "constant"]
+    small += ["--training.optimizer.learning_rate.warmup_proportion", "0"]
+    assert run_finetuning.main([*small, "--dataset", "sample", "--save", str(chat)]) == 0
+    rows = [{"chosen": "a good cat " * (i % 3 + 1), "rejected": "bad", "margin": i % 2}
+            for i in range(40)]  # fmt: skip
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reward = [*small, "--load", str(chat), "--checkpoint.load_optimizer", "false",
+              "--training.objective", "reward", "--data.train", str(file),
+              "--data.validation", str(file)]  # fmt: skip
+    assert run_finetuning.main([*reward, "--save", str(whole)]) == 0
+    assert run_finetuning.main([*reward, "--save", str(halves), "--training.steps", "3"]) == 0
+    assert run_finetuning.main(["--save", str(halves), "--training.steps", "6"]) == 0
+    losses = [
+        [row["loss"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
+        for run in (whole, halves)
+    ]
+    assert losses[0] == losses[1]
+    assert evaluated(tmp_path / "report", "--load", str(halves))["accuracy"] > 0.9
