@@ -663,6 +663,7 @@ class Pipeline:
             data.train is None
             or self.task.row_format != "prompt_completion"
             or self.task.row_type in WHOLE_TEXTS
+            or tokenize_from_ids(examples[0]) is not None
             or not self.sample_format.trains_whole_chats
         ):
             return

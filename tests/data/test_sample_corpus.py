@@ -17,6 +17,7 @@ from data.sample import (
     generate_conversations,
     generate_preferences,
     generate_retrieval,
+    generate_rollouts,
     generate_translations,
     train_chat_tokenizer,
     train_tokenizer,
@@ -141,6 +142,12 @@ def test_generating_preferences_again_gives_the_committed_files(tmp_path: Path) 
     generate_conversations.write_splits(tmp_path, generate_preferences.generate_preference_rows)
     for split in MIN_PAIRS:
         committed = SAMPLE_FOLDER / "preferences" / f"{split}.jsonl"
+        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
+
+
+def test_generating_rollouts_again_gives_the_committed_files(tmp_path: Path) -> None:
+    generate_conversations.write_splits(tmp_path, generate_rollouts.generate_rollout_rows)
+    for committed in (SAMPLE_FOLDER / "rollouts").iterdir():
         assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
 
 
