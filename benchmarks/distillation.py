@@ -99,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--teacher", type=parse_path_option, help="run of the chat model")
+    parser.add_argument(
+        "--teacher_steps", type=parse_count_option, default=600, help="where it is trained first"
+    )
     parser.add_argument("--rows", type=parse_count_option, default=400, help="of the students")
     parser.add_argument("--steps", type=parse_count_option, default=600, help="of the students")
     parser.add_argument("--seeds", type=parse_count_option, nargs="+", default=[1, 2, 3])
@@ -108,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(name)
         rows = folder / "rows.jsonl"
         rows.write_text("".join(CONVERSATIONS.open().readlines()[: args.rows]))
-        all_rows = ("--data.train", str(CONVERSATIONS), "--steps", "600")
+        all_rows = ("--data.train", str(CONVERSATIONS), "--steps", str(args.teacher_steps))
         teacher = args.teacher or train_model(folder / "teacher", (), all_rows)
         seeds = [measure(folder, rows, Path(teacher), seed, args.steps) for seed in args.seeds]
     means = {

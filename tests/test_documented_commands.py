@@ -133,6 +133,7 @@ QUICK = {
 
 FEWER = {
     "benchmarks.compile": ["--rounds", "1"],
+    "benchmarks.distillation": ["--teacher_steps", "2", "--steps", "2", "--seeds", "1"],
     "benchmarks.accumulation": ["--processes", "2", "--counts", "1", "2", "--steps", "2"],
     "benchmarks.vs_huggingface": ["--rounds", "1"],
     "benchmarks.low_precision": ["--seeds", "42", "--steps", "10"],

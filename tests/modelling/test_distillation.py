@@ -61,7 +61,7 @@ def expected_loss(logits: torch.Tensor, batch: dict[str, torch.Tensor], training
     t, ids = training.temperature, batch["teacher_ids"][in_loss].long()
     log_q, log_p = batch["teacher_logps"][in_loss].double() / t, (logits / t).log_softmax(-1)
     chosen = log_p.gather(1, ids)
-    if training.distill_rest == "bin":
+    if training.distill_rest == "bin" and ids.shape[1] < logits.shape[1]:
         log_q = torch.cat([log_q, batch["teacher_rest"][in_loss].double()[:, None]], 1)
         others = log_p.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
         chosen = torch.cat([chosen, others], 1)

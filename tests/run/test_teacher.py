@@ -21,7 +21,7 @@ from run.frozen_outputs import FrozenModel
 from run.records.metrics_jsonl import read_metrics
 from sessions.loss_evaluation import LossSession
 from tests import small_runs
-from tests.small_runs import BATCH, MODEL, RATE, TRAINING, random_model
+from tests.small_runs import BATCH, GPTJ, MODEL, RATE, TRAINING, finetuning, random_model
 
 pytestmark = pytest.mark.usefixtures("few")
 
@@ -195,6 +195,30 @@ def test_a_teacher_may_be_a_run_with_adapters_or_in_few_bits(teacher, rows, tmp_
 def first_kd_loss(folder: Path, teacher: Path, rows: Path, *flags: str) -> float:
     assert train(folder, teacher, rows, "--steps", "1", *flags) == 0
     return float(read_metrics(folder / "metrics.jsonl")[0]["kd_loss"])
+
+
+@pytest.mark.slow
+def test_processes_share_the_teachers_outputs(rows: Path, tmp_path: Path) -> None:
+    """One writes them, all read them; the metrics are those of one process."""
+    teacher = random_model(tmp_path / "teacher", "--config", "gptj_tiny", "--layers", "1",
+                           "--model.seed", "5")  # fmt: skip
+    flags = [*GPTJ, *RATE, "--load", "random", "--training.objective", "distill",
+             "--training.teacher", str(teacher), "--data.train", str(rows),
+             "--data.validation", str(rows), "--eval.steps", "2", "--data.packing", "true",
+             "--eval.metrics", "loss,kd_loss"]  # fmt: skip
+    found = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        for steps in ("2", "4"):
+            for one in finetuning(processes, tmp_path / "executables", *flags, "--steps", steps,
+                                  "--save", str(folder)):  # fmt: skip
+                said = one.communicate(timeout=300)[1]
+                assert one.returncode == 0, said
+        found.append(read_metrics(folder / "metrics.jsonl"))
+    names = ("loss", "kd_loss", "cross_entropy", "eval_loss", "eval_kd_loss")
+    for one, other in zip(*found, strict=True):
+        for name in set(names) & one.keys():
+            assert other[name] == pytest.approx(one[name], rel=1e-4), name
 
 
 def test_a_plan_has_the_teachers_pass(teacher, tmp_path, capsys) -> None:
