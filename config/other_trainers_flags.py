@@ -1,6 +1,7 @@
 """Registry of other trainers' command-line flags, with replacements and hints.
 
-The names are those of transformers' Trainer, TRL, PEFT, LLaMA-Factory, axolotl, torchtune and vLLM.
+The names are those of transformers' Trainer, TRL, PEFT, LLaMA-Factory, axolotl, torchtune, vLLM,
+sentence-transformers and FlagEmbedding.
 """
 
 from __future__ import annotations
@@ -250,6 +251,12 @@ TRAINING = (
     Flag("teacher teacher_model teacher_model_path teacher_model_name_or_path",
          hint=f"`{_DISTILL}`"),
     Flag("kd_alpha kd_ratio kd_weight", hint=f"`{_DISTILL} --training.distill_weight 0.5`"),
+    Flag("sentence_pooling_method pooling_mode", "--training.pooling",
+         values={"mean": "mean", "last_token": "last", "lasttoken": "last"}),
+    Flag("train_group_size", hint="the texts of a row besides its anchor: "
+         "`--training.objective contrastive --training.negatives 7`"),
+    Flag("negatives_cross_device gather_across_devices", values={"true": OMIT}),
+    Flag("normalize_embeddings", values={"true": OMIT}),
     Flag("kd_temperature", hint=f"`{_DISTILL} --training.temperature 2`"),
     Flag("kd_top_k teacher_top_k", hint=f"`{_DISTILL} --training.top_k 64`"),
     Flag("precompute_ref_log_probs precompute_ref_batch_size",

@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from config.errors import ConfigError
 from config.sections import RunConfig
 from files.atomic_writing import write_text_atomically
+from files.formatting import format_path
+from files.json_files import JsonObject, read_json_object
 
 _MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
 """Class of each module of sentence-transformers by the folder of its files."""
 _POOLING_MODES = {"mean": "mean_tokens", "last": "lasttoken", "eos": "lasttoken"}
+_POOLING_NAMES = {"mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
+MODULES = "modules.json"
 _PREFIX = re.compile(r"([^{}]+)\{[^{}]+\}")
 """A template that is a text and then a column."""
 
@@ -36,6 +41,54 @@ def _base_model_name(architecture: str) -> str:
     return f"{name}TextModel" if name == "Gemma3" else f"{name}Model"
 
 
+def embedding_settings(folder: Path, hf_config: JsonObject) -> tuple[dict[str, Any], JsonObject]:
+    """Returns an embedding model's training settings, and its config.json without them.
+
+    Of other folders there are none.
+
+    Raises:
+        ConfigError: its modules are not those that are supported.
+    """
+    if not (folder / MODULES).is_file():
+        return {}, hf_config
+    modules = {str(m["type"]).split(".")[-1]: m["path"] for m in _read_list(folder / MODULES)}
+    if unknown := modules.keys() - {*_MODULES.values()}:
+        raise ConfigError(
+            f"{format_path(folder)} has the module {sorted(unknown)[0]} of sentence-transformers, "
+            "but only pooling and normalisation are supported"
+        )
+    if "Pooling" not in modules:
+        raise ConfigError(f"{format_path(folder)} has no module Pooling of sentence-transformers")
+    data = dict(hf_config.data)
+    settings: dict[str, Any] = {"objective": "contrastive"}
+    settings["pooling"] = _read_pooling(folder, modules["Pooling"])
+    if data.pop("is_causal", True) is False:
+        settings["bidirectional"] = True
+    return {"training": settings}, hf_config.with_data(data)
+
+
+def _read_list(path: Path) -> list[dict[str, Any]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    is_list = isinstance(content, list) and all({"type", "path"} <= {*m} for m in content)
+    if not is_list:
+        raise ConfigError(f"{format_path(path)} is no list of modules of sentence-transformers")
+    return content
+
+
+def _read_pooling(folder: Path, path: str) -> str:
+    """Reads how a folder's model pools tokens, in the names of `training.pooling`."""
+    data = read_json_object(folder / path / "config.json").data
+    modes = {name.removeprefix("pooling_mode_") for name, value in data.items() if value is True}
+    modes |= {str(data["pooling_mode"])} if "pooling_mode" in data else set()
+    names = [_POOLING_NAMES[mode] for mode in modes if mode in _POOLING_NAMES]
+    if len(names) != 1 or len(modes - {"include_prompt"}) != 1:
+        raise ConfigError(
+            f"{format_path(folder)} pools by {', '.join(sorted(modes - {'include_prompt'}))}, but "
+            "mean and lasttoken are supported"
+        )
+    return names[0]
+
+
 def write_sentence_transformers_files(folder: Path, config: RunConfig) -> None:
     """Write what sentence-transformers needs besides a model and its tokenizer to a folder."""
     modules = [
@@ -50,7 +103,7 @@ def write_sentence_transformers_files(folder: Path, config: RunConfig) -> None:
     }
     length = {"max_seq_length": config.model.sequence_length, "do_lower_case": False}
     files: Mapping[str, Any] = {
-        "modules.json": modules,
+        MODULES: modules,
         "1_Pooling/config.json": pooling,
         "2_Normalize/config.json": {},
         "sentence_bert_config.json": length,

@@ -38,6 +38,7 @@ from huggingface.peft_files import (
     ties_adapter_weights,
 )
 from huggingface.pretrained import RANDOM, get_local_folder, read_pretrained
+from huggingface.sentence_transformers_files import embedding_settings
 from planning.new_embedding_rows import choose_new_rows, loads_hf_model, may_need_new_rows
 
 OF_ONE_RUN = ("checkpoint", "eval")
@@ -164,7 +165,9 @@ class RunOrModelLoader:
         from modelling.model_family import load_family
 
         family = load_family(known[kind])
-        model = family.from_config_json(found.hf_config)
+        folder = get_local_folder(name, [MODEL_CONFIG])
+        embedding, hf_config = embedding_settings(folder, found.hf_config)
+        model = family.from_config_json(hf_config)
         if family.infers_tied_head and found.has_head is False:
             model["embedding"]["tied"] = True
         of_model = {
@@ -175,7 +178,7 @@ class RunOrModelLoader:
             "data": {"tokenizer": _absolute_folder(name)} | exported_task(found.hf_config),
         }
         if not is_classifier(found.hf_config):
-            return of_model
+            return merge_over(of_model, embedding)
         return merge_over(of_model, classifier_settings(found.hf_config))
 
 

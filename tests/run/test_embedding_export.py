@@ -15,7 +15,13 @@ from config.errors import ConfigError
 from config.presets import load_config
 from config.t5gemma import T5GemmaConfig
 from data.text_samples import make_text_samples, tokenize_texts
+from files.json_files import JsonObject
+from huggingface.sentence_transformers_files import (
+    embedding_settings,
+    write_sentence_transformers_files,
+)
 from modelling.model_family import get_family
+from planning.config_loader import CONFIG_LOADER
 from run.evaluation.retrieval import embed
 from run.hf_export import export_checkpoint, export_model
 from run.model_weights import read_weights
@@ -94,6 +100,43 @@ def test_the_files_that_sentence_transformers_reads(tmp_path: Path) -> None:
     (ids,) = tokenize_texts(["Anna took"], data.config, data.tokenizer)
     assert tokenizer("Anna took")["input_ids"] == ids.tolist()
     assert ids[-1] == tokenizer.eos_token_id
+
+
+def test_an_exported_model_is_trained_on(tmp_path: Path) -> None:
+    rows: Any = [{"anchor": "Anna", "positive": "the lamp"}]
+    data = data_of(tmp_path, rows, pooling="last", bidirectional=True)
+    export_checkpoint(data.config.with_values({"checkpoint.load": "random"}), str(tmp_path / "m"))
+    fields = CONFIG_LOADER.from_model(str(tmp_path / "m"))
+    assert fields["training"] == {
+        "objective": "contrastive", "pooling": "last", "bidirectional": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", [{"type": "a.Dense", "path": "2_Dense"}], "has the module Dense of sent"),
+        ("modules.json", [{"type": "a.Transformer", "path": ""}], "has no module Pooling of sent"),
+        ("modules.json", {"a": 1}, "is no list of modules of sentence-transformers"),
+        ("1_Pooling/config.json", {"pooling_mode": "cls"}, "pools by cls, but mean and lasttoken"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pools by max_tokens, but me"),
+    ],
+)
+def test_other_modules_are_named(tmp_path: Path, name: str, content: Any, message: str) -> None:
+    data = data_of(tmp_path, [{"anchor": "Anna", "positive": "the lamp"}])
+    write_sentence_transformers_files(tmp_path, data.config)
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message):
+        embedding_settings(tmp_path, JsonObject({}, "config.json"))
+
+
+def test_pooling_in_the_newer_form_is_read(tmp_path: Path) -> None:
+    data = data_of(tmp_path, [{"anchor": "Anna", "positive": "the lamp"}])
+    write_sentence_transformers_files(tmp_path, data.config)
+    pooling = {"embedding_dimension": 8, "pooling_mode": "lasttoken", "include_prompt": True}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    settings, _ = embedding_settings(tmp_path, JsonObject({}, "config.json"))
+    assert settings == {"training": {"objective": "contrastive", "pooling": "last"}}
 
 
 def test_adapters_are_merged_first(tmp_path: Path) -> None:
