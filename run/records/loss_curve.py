@@ -1,4 +1,4 @@
-"""Plot of a run's loss, learning rate and (in preference training) rewards by step."""
+"""Plot of a run's loss, learning rate and some metrics of its objective by step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,23 @@ if TYPE_CHECKING:
 
 LOSS_COLOR, LR_COLOR, EVAL_COLOR = "#1f5fa8", "#b3541e", "#2c7a4b"
 EVAL_LOSS = "eval_loss"
-REWARD_COLORS = {
-    "rewards/chosen": EVAL_COLOR,
-    "rewards/rejected": LR_COLOR,
-    "rewards/margins": LOSS_COLOR,
+PANELS = {
+    "reward": {
+        "rewards/chosen": EVAL_COLOR,
+        "rewards/rejected": LR_COLOR,
+        "rewards/margins": LOSS_COLOR,
+    },
+    "nats": {"entropy": EVAL_COLOR, "kl": LOSS_COLOR},
 }
-PLOTTED_METRICS = ("step", "loss", "learning_rate", EVAL_LOSS, *REWARD_COLORS)
+"""Panels between loss and learning rate, by the name of their axis: metrics and their colors.
+
+A run has the panels of whose metrics it has the first.
+"""
+
+PLOTTED_METRICS = (
+    *("step", "loss", "learning_rate", EVAL_LOSS),
+    *(name for colors in PANELS.values() for name in colors),
+)
 MAX_LINEAR = 5.0
 """Ratio of the largest to the smallest loss above which the axis is logarithmic."""
 
@@ -38,13 +49,19 @@ def draw_loss_curve(steps_metrics: Sequence[StepMetrics], path: Path, title: str
 
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)  # pyplot has global state and needs a display
-    rewards = any("rewards/margins" in row for row in steps_metrics)
-    heights = [3, 2, 1] if rewards else [3, 1]
+    known = {name for row in steps_metrics for name in row}
+    panels = {label: colors for label, colors in PANELS.items() if next(iter(colors)) in known}
+    heights = [3, *[2] * len(panels), 1]
     above, *between, below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     steps = metric_values(steps_metrics, "step")
     _draw_loss(above, steps_metrics, steps)
-    for axes in between:
-        _draw_rewards(axes, steps_metrics, steps)
+    for axes, (label, colors) in zip(between, panels.items(), strict=True):
+        axes.set_ylabel(label)
+        for name, color in colors.items():
+            if name in known:
+                values = metric_values(steps_metrics, name)
+                axes.plot(steps, values, color=color, linewidth=1.5, label=name)
+        axes.legend(frameon=False)
     above.set_title(title, loc="left")
     below.plot(steps, metric_values(steps_metrics, "learning_rate"), color=LR_COLOR, linewidth=1.5)
     below.set_ylabel("learning rate")
@@ -55,13 +72,6 @@ def draw_loss_curve(steps_metrics: Sequence[StepMetrics], path: Path, title: str
         axes.grid(color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
     write_file_atomically("the loss curve", path, lambda draft: figure.savefig(draft, format="png"))
-
-
-def _draw_rewards(axes: Axes, steps_metrics: Sequence[StepMetrics], steps: Sequence[float]) -> None:
-    for name, color in REWARD_COLORS.items():
-        axes.plot(steps, metric_values(steps_metrics, name), color=color, linewidth=1.5, label=name)
-    axes.set_ylabel("reward")
-    axes.legend(frameon=False)
 
 
 def centered_mean(values: Sequence[float], span: float) -> np.ndarray:
@@ -106,6 +116,6 @@ def _draw_loss(axes: Axes, steps_metrics: Sequence[StepMetrics], steps: Sequence
     if len(positive) == len(losses) and max(positive) > MAX_LINEAR * min(positive):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-    else:
+    elif all(loss >= 0 for loss in losses if np.isfinite(loss)):
         axes.set_ylim(bottom=0)
     axes.legend(frameon=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib import image
+from matplotlib.axes import Axes
 
 from run.records.loss_curve import (
     EVAL_COLOR,
@@ -56,6 +57,31 @@ def test_rewards_are_drawn_where_there_are_any(tmp_path):
     pixels = image.imread(tmp_path / "curve.png")[..., :3]
     wanted = np.array([int(EVAL_COLOR[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 300
+
+
+def test_entropy_and_divergence_are_drawn_and_losses_below_zero(monkeypatch, tmp_path):
+    lines, bottoms = [], []
+    plot, set_ylim = Axes.plot, Axes.set_ylim
+
+    def recorded_plot(self, *args, **kwargs):
+        lines.append(kwargs.get("label"))
+        return plot(self, *args, **kwargs)
+
+    def recorded_limit(self, *args, **kwargs):
+        bottoms.append(kwargs.get("bottom"))
+        return set_ylim(self, *args, **kwargs)
+
+    monkeypatch.setattr(Axes, "plot", recorded_plot)
+    monkeypatch.setattr(Axes, "set_ylim", recorded_limit)
+    rows = [{"step": step, "loss": -0.1, "learning_rate": 1e-3, "entropy": 2.0, "kl": 0.1}
+            for step in range(9)]  # fmt: skip
+    draw_loss_curve(rows, tmp_path / "curve.png", "a run")
+    assert {"entropy", "kl"} < {*lines}
+    assert bottoms.count(0) == 1, "of the learning rate alone"
+    without_kl = [{n: x for n, x in row.items() if n != "kl"} for row in rows]
+    lines.clear()
+    draw_loss_curve(without_kl, tmp_path / "curve.png", "a run")
+    assert "kl" not in lines
 
 
 def test_a_loss_that_falls_far_has_a_logarithmic_axis(monkeypatch, tmp_path):
