@@ -53,6 +53,8 @@ def random_batches(
         ids = rng.integers(0, vocabulary, rng.integers(2, longest + 1), np.int32)
         if decodes:
             ids[ids == pad] = 3
+            if config.training.has_row_pairs:  # transformers takes no batch that differs in them
+                ids[ids == end] = 3
             ids[-1] = end
         texts.append(ids)
     per_row = 2 if config.training.has_row_pairs else 1
