@@ -13,6 +13,7 @@ from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.token_outputs import top_tokens_dtype
 from files.formatting import format_bytes, format_path
+from modelling.devices import resolve_platform
 from modelling.model_family import get_family
 from modelling.objectives import TopTokens
 from modelling.phases.evaluation import build_loss_program, loss_config
@@ -24,6 +25,9 @@ from planning.requirements import Requirements, tokens_per_sample, weight_bytes
 
 OWN_FIELDS = ("family", "model", "adapter")
 """Sections of the teacher's configuration that are its own; the others are the student's."""
+
+PASS_TOKENS = 2**15
+"""Tokens for which computing takes longer than loading the weights from host memory."""
 
 
 def teacher_config(config: RunConfig) -> tuple[RunConfig, str | None]:
@@ -58,11 +62,20 @@ def teacher_config(config: RunConfig) -> tuple[RunConfig, str | None]:
     of_run = {
         "model": model,
         "execution": execution,
-        "training": {"global_batch_size": config.training.global_batch_size},
+        "training": {"global_batch_size": _pass_samples(config)},
         "checkpoint": {"load": name, "allow_nonfinite": config.checkpoint.allow_nonfinite},
     }
     found = replace(section.from_dict(merge_over(own, of_run)), data=config.data)
     return found, loaded.get("data", {}).get("tokenizer")
+
+
+def _pass_samples(config: RunConfig) -> int:
+    """Returns the samples for which the teacher's weights are loaded once: a batch, or more."""
+    e, batch = config.execution, config.training.global_batch_size
+    at_once = e.micro_batch_size * e.data_parallel
+    if resolve_platform(config) == "cpu":  # nothing is loaded
+        return batch
+    return max(batch, PASS_TOKENS // config.model.sequence_length // at_once * at_once)
 
 
 def plan_teacher_pass(config: RunConfig, machine: Machine) -> PlanReport | None:
@@ -73,7 +86,7 @@ def plan_teacher_pass(config: RunConfig, machine: Machine) -> PlanReport | None:
     """
     if config.training.teacher is None:
         return None
-    of_teacher = loss_config(with_target_device(teacher_config(config)[0], machine.target))
+    of_teacher = loss_config(teacher_config(with_target_device(config, machine.target))[0])
     family, training = get_family(of_teacher), config.training
     weight_map = family.weight_map(of_teacher)
     objective = TopTokens(training.top_k, training.rest_temperature, config.model.output_vocab_size)

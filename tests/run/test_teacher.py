@@ -224,18 +224,20 @@ def test_processes_share_the_teachers_outputs(rows: Path, tmp_path: Path) -> Non
 def test_a_plan_has_the_teachers_pass(teacher, tmp_path, capsys) -> None:
     """In its own words, and in JSON as any plan; a plan without a teacher has none."""
     distil = ("--training.objective", "distill", "--training.teacher", str(teacher))
-    plan = ("--plan", "--plan-json", str(tmp_path / "plan.json"), "--machine", "rtx4090")
+    asks = ("--plan", "--plan-json", str(tmp_path / "plan.json"), "--machine", "rtx4090")
     few_bits = ("--training.teacher_quantization", "int4", "--training.top_k", "8")
     bits = []
     for flags in ((), few_bits):
-        command = [*MODEL, "--load", "random", *distil, *flags, *plan]
+        command = [*MODEL, "--load", "random", *distil, *flags, *asks]
         assert run_finetuning.main(command) == 0
-        bits.append(json.loads((tmp_path / "plan.json").read_text())["teacher"]["host_bytes"])
+        plan = json.loads((tmp_path / "plan.json").read_text())
+        bits.append(plan["teacher"]["host_bytes"])
+        assert plan["samples"] < plan["teacher"]["samples"]  # weights are loaded once for more
     said = capsys.readouterr().out
     assert "parameters in float32, once before the first step" in said
     assert "parameters in int4, once before the first step" in said
     assert "196 bytes a loss token, 196.00 MB a million" in said
     assert "52 bytes a loss token" in said
     assert bits[1] < bits[0]
-    assert run_finetuning.main([*MODEL, "--load", "random", *plan]) == 0
+    assert run_finetuning.main([*MODEL, "--load", "random", *asks]) == 0
     assert "teacher" not in json.loads((tmp_path / "plan.json").read_text())
