@@ -407,6 +407,13 @@ class LlamaConfig(RunConfig):
                 "execution.expert_groups is for layers that only add what experts give: "
                 "model.dropout_prob 0 and residual_multiplier 1"
             )
+        if self.training.needs_whole_batch and self.model.router_aux_loss_coef:
+            raise ContradictionError(
+                f"training.objective {self.training.objective} does not balance experts: leave out "
+                "model.router_aux_loss_coef",
+                {"model.router_aux_loss_coef": 0.0},
+                "training.objective",
+            )
         optimizer = self.training.optimizer
         shares = self.execution.expert_parallel and self.execution.tensor_parallel > 1
         if shares and not optimizer.registry_entry.allows_shard_replicas:

@@ -15,6 +15,7 @@ from transformers import T5EncoderModel
 
 import popxl
 import popxl_addons as addons
+from config.errors import ConfigError
 from data.samples import Batch
 from data.text_samples import make_text_samples
 from data.token_sequences import TokenSequences
@@ -241,3 +242,19 @@ def test_attention_to_later_tokens(kind: str) -> None:
     case = gptj_case(*split, **settings) if kind == "gptj" else llama_case(kind, *split, **settings)
     case.theirs.config.is_causal = False
     check(case, gptj.VOCABULARY, longest=8)
+
+
+def test_what_the_objective_does_not_do_is_refused() -> None:
+    """A pass of some micro-batches, balanced experts, and an encoder that is bidirectional."""
+    config = contrastive(gptj.small_config(micro_batch=2), 8)
+    assert config.micro_batches_per_pass == 4
+    with pytest.raises(ConfigError, match="a pass has all its 4 micro-batches, but execution.micr"):
+        config.with_values({"execution.micro_batches_per_pass": 2})
+    config = llama.our_config(llama.hf_config("qwen3_moe"), 1, 1, 2)
+    config = config.with_values({"model.router_aux_loss_coef": 0.1})
+    with pytest.raises(ConfigError, match="contrastive does not balance experts: leave out model"):
+        contrastive(config)
+    with pytest.raises(ConfigError, match="training.bidirectional is for decoder-only models"):
+        contrastive(t5.our_config(), bidirectional=True)
+    with pytest.raises(ConfigError, match="training.scale is for contrastive, not for dpo"):
+        config.with_values({"training.objective": "dpo", "training.scale": 2.0})
