@@ -193,7 +193,7 @@ def llama_case(kind: str, dp: int, tp: int, micro: int, places: int, **settings:
 @pytest.mark.parametrize(
     ("dp", "tp", "micro", "places"),
     [
-        (1, 1, 8, 1),
+        slow(1, 1, 8, 1),
         slow(1, 1, 1, 1),
         slow(1, 1, 2, 3),
         slow(2, 1, 1, 2),
@@ -210,7 +210,7 @@ def test_gptj_learns_as_torch_does(dp: int, tp: int, micro: int, places: int) ->
     check(case._replace(config=transposed(case.config, tp == 2)), gptj.VOCABULARY)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", slow("llama")])
+@pytest.mark.parametrize("kind", [slow("qwen3"), slow("llama")])
 def test_llama_shaped_models_do(kind: str) -> None:
     check(llama_case(kind, 2, 2, 1, 2, negatives=1), llama.VOCABULARY)
 
