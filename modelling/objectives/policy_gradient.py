@@ -121,7 +121,7 @@ class PolicyGradient(Objective):
         is_label = ops.cast(ops.logical_not(is_ignored), popxl.float32)
         logps = label_logps(logits, labels, layout, groups)
         entropies = layout.transpose_if_sequence_first(token_entropies(logits, groups))
-        log_ratios = logps - inputs[OLD_LOGPS]
+        log_ratios = (logps - inputs[OLD_LOGPS]) * is_label
         values = {_ENTROPY: entropies * is_label, _LOG_RATIO: log_ratios}
         if self._is_token_ratio:
             ratios = _bounded_exp(log_ratios)
@@ -131,7 +131,7 @@ class PolicyGradient(Objective):
             values[_NUM_LOW] = ops.cast(ops.greater(low, ops.detach(ratios)), popxl.float32)
             values[_NUM_HIGH] = ops.cast(ops.greater(ops.detach(ratios), high), popxl.float32)
         if self._has_kl_loss:
-            to_ref = inputs[REF_LOGPS] - logps
+            to_ref = (inputs[REF_LOGPS] - logps) * is_label
             kl = _bounded_exp(to_ref) - to_ref - 1.0
             values[_KL] = kl * ratios if self._is_token_ratio else kl
         sums = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
 from modelling.layers import LMHeadLoss
+from sessions.loss_evaluation import LossSession
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.llama import hf as llama
 from tests.modelling.policy_gradient import (
@@ -146,3 +147,38 @@ def test_t5_does(name: str, settings: str, dp: int, tp: int, micro: int, places:
     config = learning(config, name, SETTINGS[settings], examples_per_sample=places)
     check(transposed(config, dp == 2), their_model(1), t5_sequences, SEQ2SEQ, VOCABULARY, 4,
           logical)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Samples of known arrays, [samples, rows of each, ...]."""
+
+    arrays: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.arrays["input_ids"])
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {n: x[indices].reshape(-1, *x.shape[2:]) for n, x in self.arrays.items()}
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+def test_samples_that_fill_up_a_batch_do_not_count(name: str) -> None:
+    """Neither their ratios nor their divergences."""
+    model = gptj.hf_model(gptj.small_config()).double()
+    results = []
+    for batch in (1, 4):
+        config = gptj.small_config(1, 1, 1, sequence_length=20)
+        config = learning(config, name, SETTINGS["kl"], batch, packing=False, examples_per_sample=2)
+        old, ref = (labels_logps(decoder_sequences(perturbed(model, s))) for s in (7, 8))
+        examples = random_examples(12, gptj.VOCABULARY, 5)
+        _, given = batches_of(config, CAUSAL_LM, examples, old, ref, 5 // batch)
+        if batch == 1:
+            arrays = {n: np.stack([one[n] for one in given]) for n in given[0]}
+        session = LossSession(config)
+        session.write(logical(model))
+        with session:
+            results.append(session.compute(Fixed(arrays)))  # type: ignore[arg-type]
+    assert results[1].mean == pytest.approx(results[0].mean, rel=1e-5)
+    for metric, (total, count) in results[0].metric_sums.items():
+        assert results[1].metric_sums[metric] == pytest.approx((total, count), rel=1e-4, abs=1e-6)
