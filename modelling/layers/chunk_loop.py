@@ -102,14 +102,21 @@ class ChunkLoop(addons.Module):
         grads = ops.repeat(
             graph, self.num_chunks, *totals, start, dy, *inputs, *_seed_as_list(seed)
         )
-        floats = inputs[: self.num_differentiable]
-        return self._with_none(
-            [cast_if_needed(grad, t.dtype) for grad, t in zip(grads, floats, strict=False)]
-        )
+        dtypes = [t.dtype for t in inputs]
+        pairs = zip(grads[: self.num_differentiable], dtypes, strict=False)
+        found = [cast_if_needed(grad, dtype) for grad, dtype in pairs]
+        return self._with_none(found, dtypes)
 
-    def _with_none(self, grads: list[Tensor]) -> list[Tensor | None]:
-        """Appends None for each input that is not differentiable."""
-        return [*grads, *[None] * (len(self.axes) - self.num_differentiable)]
+    def _with_none(
+        self, grads: Sequence[Tensor], dtypes: Sequence[popxl.dtype]
+    ) -> list[Tensor | None]:
+        """Appends None for the inputs after the differentiable ones, up to the last float.
+
+        Args:
+            dtypes: of all inputs.
+        """
+        floats = [number for number, dtype in enumerate(dtypes) if dtype.is_floating_point]
+        return [*grads, *[None] * (floats[-1] + 1 - len(grads))]
 
     def _init_grads(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Creates zeros for the gradients; those of inputs that every chunk reads are float32."""
@@ -202,16 +209,15 @@ class LossChunkLoop(ChunkLoop):
         )
         for i in range(self.num_differentiable):
             self.aux[f"grad_{i}"] = grads[i]
-        self.aux.dtypes = [t.dtype for t in inputs[: self.num_differentiable]]
+        self.aux.dtypes = [t.dtype for t in inputs]
         return loss
 
     def build_grad(self, dy: Tensor) -> list[Tensor | None]:
         """Returns gradients of the differentiable inputs from the gradient of the loss."""
-        grads = (self.aux[f"grad_{i}"] for i in range(self.num_differentiable))
-        pairs = zip(grads, self.aux.dtypes, strict=True)
-        return self._with_none([
-            cast_if_needed(cast_if_needed(grad, popxl.float32) * dy, dtype) for grad, dtype in pairs
-        ])  # fmt: skip
+        grads = [self.aux[f"grad_{i}"] for i in range(self.num_differentiable)]
+        scaled = [cast_if_needed(grad, popxl.float32) * dy for grad in grads]
+        pairs = zip(scaled, self.aux.dtypes, strict=False)
+        return self._with_none([cast_if_needed(g, dtype) for g, dtype in pairs], self.aux.dtypes)
 
 
 class _ChunkModule(addons.Module):
