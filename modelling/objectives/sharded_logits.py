@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import popxl
+from modelling.objectives.token_logits import mask_logits, select_logits
 from popxl import Tensor, ops
-from popxl_addons.ops.token_logits import mask_logits, select_logits
 
 if TYPE_CHECKING:
     from modelling.layers.parallel import ParallelGroups

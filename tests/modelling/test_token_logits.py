@@ -6,8 +6,8 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from modelling.objectives.token_logits import mask_logits, select_logits
 from popxl import ops
-from popxl_addons.ops.token_logits import mask_logits, select_logits
 
 ROWS = np.arange(3)[:, None]
 LOGITS = np.random.default_rng(0).standard_normal((3, 5), np.float32)
