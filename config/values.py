@@ -16,7 +16,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from files.formatting import format_value
+from config.errors import find_similar_names
+from files.formatting import format_names, format_value
 
 Scalar = bool | int | float | str | None
 
@@ -44,6 +45,9 @@ def comma_separated_names(*names: str) -> ValueRule:
 
 LARGEST_INT = 2**63 - 1
 """The largest integer of any field: what 64 bits hold, and so NumPy, JAX and file formats."""
+
+MAX_LISTED = 240
+"""Characters of the choices that a message lists in full."""
 
 MAX_LAYERS = 1024
 """Layers of a model: the deepest published transformers have 1,000. Each is a graph's calls, which
@@ -154,6 +158,7 @@ class ValueType:
         noun = self.rule.text if self.rule else _NOUNS[self.kind]
         if self.choices:
             listed = ", ".join(self.choices)
+            listed = format_names(self.choices) if len(listed) > MAX_LISTED else listed
             noun = f"one of {listed}" if self.kind is str else f"{listed}, or {noun}"
         return noun + (", or null" if self.optional else "")
 
@@ -214,7 +219,12 @@ class ValueType:
         """Returns a description of the valid values, for the error about this value."""
         if type(value) is int and self.kind is int and abs(value) > LARGEST_INT:
             return "an integer below 2^63"
-        return self.describe_valid_values()
+        is_long = len(", ".join(self.choices)) > MAX_LISTED
+        similar = (
+            find_similar_names(value, self.choices) if is_long and isinstance(value, str) else []
+        )
+        hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
+        return self.describe_valid_values() + hint
 
     def _is_valid(self, value: Scalar) -> bool:
         if value in self.choices and isinstance(value, str):
