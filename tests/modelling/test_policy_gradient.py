@@ -95,7 +95,6 @@ def check(config: RunConfig, model: Any, sequences_of: Any, sample_format: Any, 
 @pytest.mark.parametrize(
     ("name", "settings", "dp", "tp", "micro", "places"),
     [
-        ("grpo", "kl", 1, 1, 2, 2),
         ("rloo", "masked", 2, 2, 1, 3),
         *(slow(name, settings, 1, 1, 2, 2) for name in OBJECTIVES for settings in SETTINGS),
         *(slow(name, "kl", 2, 2, 1, 3) for name in OBJECTIVES),

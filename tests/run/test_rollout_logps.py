@@ -114,6 +114,7 @@ def test_a_pass_that_is_killed_is_resumed(run, base, rows, tmp_path, monkeypatch
     check_equal(tmp_path / "run", run)
 
 
+@pytest.mark.slow
 def test_trained_adapters_wrote_the_rollouts_of_the_next_run(base, rows, tmp_path) -> None:
     """The loop: a run's adapter is the policy of the next, the reference stays the base model."""
     first, second = tmp_path / "first", tmp_path / "second"

@@ -221,6 +221,7 @@ def test_processes_share_the_teachers_outputs(rows: Path, tmp_path: Path) -> Non
             assert other[name] == pytest.approx(one[name], rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_teachers_pass(teacher, tmp_path, capsys) -> None:
     """In its own words, and in JSON as any plan; a plan without a teacher has none."""
     distil = ("--training.objective", "distill", "--training.teacher", str(teacher))
