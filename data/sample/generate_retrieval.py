@@ -1,6 +1,6 @@
 """Generate the sample of contrastive rows: `python -m data.sample.generate_retrieval`.
 
-A question mentions two attributes of an event, the positive tells of the event with one more, and
+A question mentions two attributes of an event, the positive describes the event with one more, and
 the negative with another value of one that was asked for. `corpus.jsonl` has other events.
 """
 
