@@ -23,9 +23,9 @@ from config.task import SegmentsData, Seq2SeqData
 from data.examples import Example, TokenizedText
 from data.packing import EMPTY_SLOT
 from data.samples import (
+    ExtendedSamples,
     Samples,
     hash_arrays,
-    indices_of_epoch,
     sample_lengths,
 )
 from data.truncation import Truncation
@@ -205,40 +205,15 @@ class PreferenceSamples:
 
 
 @dataclass(frozen=True)
-class SamplesWithRefLogps:
+class SamplesWithRefLogps(ExtendedSamples):
     """Preference samples with the reference model's log-probabilities.
 
     Attributes:
-        samples: the preference samples.
         ref_logps: float32 [n, pairs per sample, 2], reference log-probabilities; 0 in empty slots.
     """
 
-    samples: Samples
     ref_logps: np.ndarray
 
-    @property
-    def truncation(self) -> Truncation:
-        """Counts of preference pairs that were truncated or dropped."""
-        return self.samples.truncation
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 hash of the samples, without the reference log-probabilities."""
-        return self.samples.digest
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sample, int64 [n]."""
-        return sample_lengths(self.samples)
-
-    def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Indices of the samples of an epoch, int64 [n], before shuffling."""
-        return indices_of_epoch(self.samples, seed, epoch)
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the samples at `indices`, in their order: arrays by name."""
         batch = self.samples.take(indices)
         return batch | {REF_LOGPS: self.ref_logps[np.asarray(indices, np.int64)].reshape(-1, 2)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -95,6 +96,43 @@ def sample_lengths(samples: Samples) -> np.ndarray:
     if not isinstance(samples, SamplesWithLengths):
         raise TypeError(f"{type(samples).__name__} has no lengths")
     return samples.lengths
+
+
+@dataclass(frozen=True)
+class ExtendedSamples(ABC):
+    """Base class of samples whose batches have further arrays, such as a frozen model's outputs.
+
+    Attributes:
+        samples: those without the arrays.
+    """
+
+    samples: Samples
+
+    @property
+    def truncation(self) -> Truncation:
+        """Counts of examples that were truncated or dropped."""
+        return self.samples.truncation
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 hash of the samples, without the further arrays."""
+        return self.samples.digest
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each sample, int64 [n]."""
+        return sample_lengths(self.samples)
+
+    def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
+        """Indices of the samples of an epoch, int64 [n], before shuffling."""
+        return indices_of_epoch(self.samples, seed, epoch)
+
+    @abstractmethod
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Batch of the samples at `indices`, in their order: arrays by name."""
 
 
 def longest_sample(batch: Batch) -> int:

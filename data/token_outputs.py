@@ -8,8 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data.samples import IGNORE_INDEX, Samples, indices_of_epoch, sample_lengths
-from data.truncation import Truncation
+from data.samples import IGNORE_INDEX, ExtendedSamples, Samples
 
 TEACHER_IDS, TEACHER_LOGPS, TEACHER_REST = "teacher_ids", "teacher_logps", "teacher_rest"
 """Arrays of a batch: a teacher's likeliest tokens, see `modelling.objectives.distillation`."""
@@ -26,38 +25,14 @@ class TokenRows(Protocol):
 
 
 @dataclass(frozen=True)
-class SamplesWithTokenOutputs:
+class SamplesWithTokenOutputs(ExtendedSamples):
     """Samples with a frozen model's outputs for their loss tokens.
 
     Attributes:
-        samples: the samples.
         outputs: rows of their loss tokens; the dtype's fields are the names of a batch's arrays.
     """
 
-    samples: Samples
     outputs: TokenRows
-
-    @property
-    def truncation(self) -> Truncation:
-        """Counts of examples that were truncated or dropped."""
-        return self.samples.truncation
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 hash of the samples, without the outputs."""
-        return self.samples.digest
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sample, int64 [n]."""
-        return sample_lengths(self.samples)
-
-    def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Indices of the samples of an epoch, int64 [n], before shuffling."""
-        return indices_of_epoch(self.samples, seed, epoch)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order: arrays by name.
