@@ -265,7 +265,7 @@ def run_soak_test(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
     """Interrupt a run for `minutes`, and compare it with an uninterrupted one.
 
     Raises:
-        Difference: something was lost, or the run did not end as it must.
+        RunsDifferError: something was lost, or the run did not end as it must.
     """
     soak_run, start_time = SoakTest(folder, random.Random(seed)), time.monotonic()
     while time.monotonic() - start_time < 60 * minutes:

@@ -96,7 +96,7 @@ def acquire_lease(folder: Path, remote: RemoteRun, is_new_run: bool = False) -> 
     A folder without steps takes over the run at the address once its lease has ended.
 
     Args:
-        fresh: start a new run; the caller deletes the one at the address.
+        is_new_run: start a new run; the caller deletes the one at the address.
 
     Raises:
         CheckpointError: a live run holds the lease, the address has a run other than the folder's,

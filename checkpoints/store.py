@@ -148,7 +148,7 @@ class CheckpointStore:
         Args:
             step: the step to save; None before the first save of a run: then too little space for
                 `to_keep` steps and the one being written is a warning.
-            needed: bytes of the step's tensors.
+            needed_bytes: bytes of the step's tensors.
 
         Raises:
             CheckpointError: the disk has too little free space for one step.

@@ -54,7 +54,7 @@ class ConfigSection:
         Args:
             data: field names to values, nested for nested sections.
             path: dotted name of this section, for messages.
-            place: what messages about the section as a whole begin with: "file, line 3: ".
+            location: start of messages about the section as a whole: "file, line 3: ".
 
         Raises:
             ConfigError: for an unknown name, a value of the wrong type, or one against a rule.

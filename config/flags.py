@@ -148,8 +148,8 @@ def add_field_flags(
 
     Args:
         groups: see `add_section_groups`.
-        help_of: the help of a field; `argparse.SUPPRESS` leaves it out.
-        known: dotted names of fields that have a flag already.
+        get_help_text: returns the help of a field; `argparse.SUPPRESS` leaves the flag out.
+        existing_flags: dotted names of fields that have a flag already.
     """
     for leaf in config_fields(config_class):
         if leaf.path in existing_flags:
@@ -203,7 +203,7 @@ def parse_field_overrides(
     """Returns the field values set on the command line, nested and parsed by type.
 
     Args:
-        parsed: dotted names to texts; other names are passed over.
+        parsed_arguments: texts by dotted field name; other names are ignored.
         config_class: the root section.
 
     Raises:
@@ -235,7 +235,7 @@ def with_implied_search(
     """Sets the generation strategy to which the given generation settings belong.
 
     Args:
-        base: what they are laid over.
+        base_values: the values that they override.
 
     Raises:
         ConfigError: a setting would have no effect, since it belongs to another search.
@@ -262,7 +262,7 @@ def _unknown_flag_error(
     """Returns the error for an unknown flag, with similar flags as advice.
 
     Args:
-        known: the flag for each name that is understood.
+        known_flags: the flag of each name that is understood.
     """
     inside = [f"--{shortest_flag(field)}" for field in fields if f".{name}." in f".{field}"]
     if inside:

@@ -53,12 +53,12 @@ def make_field_help(
     """Returns a function that returns the help text of a configuration field.
 
     Args:
-        data: of the preset; fields that it lacks have the class's values.
+        preset_values: of the preset; fields that it lacks have the class's values.
         presets: "finetuning", "inference", or another file's path.
         all_fields: describe every field in full; otherwise the most used ones, in a sentence each.
-        chosen: dotted names of the fields that the program chooses.
-        unused: those of fields that are left out.
-        without_value: those of fields whose value is not used where no flag gives it.
+        auto_fields: dotted names of the fields that the program chooses.
+        hidden_fields: those of fields that are left out.
+        fields_without_default: those of fields whose value is not used where no flag gives it.
     """
     defaults = config_class()
     short_help_paths = {

@@ -40,7 +40,7 @@ def load_config(
 
     Args:
         config_class: the root section of the preset's model family.
-        file: `"finetuning"`, `"inference"`, or the path of a YAML file of presets.
+        preset_file: `"finetuning"`, `"inference"`, or the path of a YAML file of presets.
         preset: a name in that file, or the path of a YAML file (`.yml`, `.yaml`) that holds one
             configuration, such as the `config.yml` of a run.
 

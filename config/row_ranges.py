@@ -17,7 +17,7 @@ def parse_row_ranges(text: str | None, field_name: str) -> tuple[int, ...]:
     """Returns the row numbers in a text of ranges and single numbers, in its order.
 
     Args:
-        field: that has it, for messages.
+        field_name: the field that has it, for messages.
 
     Raises:
         ConfigError: it names none, or one twice.

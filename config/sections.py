@@ -137,7 +137,7 @@ class RunConfig(ConfigSection):
         """Returns the state slots of a weight with `rank` axes, without the step counter.
 
         Args:
-            wide: it is float32, whatever the model's precision.
+            is_float32: the variable is float32, whatever the model's precision.
         """
         slots = self.training.optimizer.state_slots(rank)
         more = None if is_float32 else self.master_weight_slot

@@ -75,7 +75,7 @@ class TurnLocator:
         thoughts at its beginning. The loss is on the text as rendered then.
 
         Raises:
-            Refused: the whole text does not hold the answer as the template writes it there.
+            ConversationError: the whole text lacks the answer as the template writes it there.
         """
         try:
             return self._find_answer_after_prefix(turn)

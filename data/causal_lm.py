@@ -509,7 +509,7 @@ def truncate_conversations(
     """Truncate tokenized conversations on the right to the token limit.
 
     Raises:
-        TooLong: one is longer, and `on_long_target` is "error".
+        TooLongError: one is longer, and `on_long_target` is "error".
     """
     max_tokens = limit.tokens + 1  # the last token is predicted, but not read
     too_long = [i for i, text in enumerate(texts) if len(text.ids) > max_tokens]
@@ -557,7 +557,7 @@ def truncate_prompts(
     too short are dropped.
 
     Raises:
-        TooLong: one is longer, and `on_long_target` is "error".
+        TooLongError: one is longer, and `on_long_target` is "error".
     """
     sizes = [sum(len(text.ids) - 1 for text in unit.sequences) for unit in units]
     too_long = [i for i, size in enumerate(sizes) if size > limit.tokens]

@@ -126,7 +126,7 @@ class ChatTemplate:
         """Render a conversation with the generation prompt, which asks for an answer.
 
         Raises:
-            Refused: the template does not take it.
+            ConversationError: the template does not take it.
         """
         text = self._render_text(conversation, self._renderable_messages(conversation), True)
         self._warn_of_dropped_content(conversation, text, location, add_generation_prompt=True)
@@ -157,7 +157,7 @@ class ChatTemplate:
         """Convert a conversation to an example with the assistant's turns in the loss.
 
         Raises:
-            Refused: see there.
+            ConversationError: see `render_prompt`.
         """
         messages = self._renderable_messages(conversation)
         answer_indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]

@@ -62,7 +62,7 @@ class ClassLabels:
         """Convert a column's value to its label name; None if the row is unlabeled.
 
         Args:
-            is_value: the text is the value of a column, which can be a number.
+            is_column_value: the text is the value of a column, which can be a number.
 
         Raises:
             ColumnError: it means none of the labels, or may mean two.

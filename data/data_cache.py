@@ -49,8 +49,8 @@ class DataCache:
         """Read the examples of a split, once per data settings.
 
         Args:
-            settings: what they follow from; they are read again if it has changed.
-            read: reads them, and perhaps those of another split with them.
+            settings: the settings that determine the examples; other ones read them again.
+            read_splits: reads them, and perhaps those of another split with them.
         """
         cached = self._corpora.get(split)
         if cached is None or cached[0] != settings:

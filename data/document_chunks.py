@@ -48,7 +48,7 @@ def split_into_chunks(text_pieces: Iterable[str]) -> Iterator[tuple[str, Documen
     tokenizers cut too.
 
     Args:
-        pieces: the document, cut anywhere.
+        text_pieces: the document, cut anywhere.
     """
     context, buffer = "", ""
     for piece in chain(text_pieces, [""]):

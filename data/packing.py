@@ -73,8 +73,10 @@ def concatenate_packed_sequences(
     """Concatenate each sample's sequences; returns token ids and segment ids.
 
     Args:
-        samples: what `pack_sequences` returns, or some of it.
-        tokens_of: the tokens of the sequence at an index.
+        sequence_indices: rows of what `pack_sequences` returns, int [samples, places].
+        get_token_ids: returns the token ids of the sequence at an index, int32 [n].
+        capacity: tokens of a sample.
+        pad: token id after the last sequence.
 
     Returns:
         The tokens, and the number of each one's place in the sample, from 1 (0: padding), int32

@@ -438,7 +438,7 @@ class Pipeline:
         """Make the training samples; prints counts of dropped and truncated examples.
 
         Args:
-            name: of the source in a mixture.
+            source_name: name of the source in a mixture.
 
         Raises:
             UserError: the data or the tokenizer are unavailable, or do not fit the model.

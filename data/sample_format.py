@@ -80,11 +80,11 @@ class SampleFormat(ABC):
         """Convert tokenized examples to samples of fixed length.
 
         Args:
-            tokens: of the examples, as `encoded` makes them.
+            tokenized: the examples' tokens, from `tokenize`.
             for_eval: only the targets' tokens are in the loss, whatever the training loss is.
 
         Raises:
-            TooLong: an example does not fit.
+            TooLongError: an example does not fit.
         """
 
     @abstractmethod

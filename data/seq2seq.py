@@ -465,13 +465,13 @@ def truncate_examples(
     Also counts the truncated and dropped examples.
 
     Args:
-        tokens: of the examples, see `encode_examples`.
+        tokenized: the examples' tokens, from `encode_examples`.
         on_long_target: what becomes of targets longer than `decoder_sequence_length`.
         truncate_left: prompts are truncated on the left, not on the right.
         start: see `EncodedExamples`.
 
     Raises:
-        TooLong: a target does not fit, and `on_long_target` is "error"; a target that was cut
+        TooLongError: a target does not fit, and `on_long_target` is "error"; a target that was cut
             would train the model to say something else.
     """
     pairs = [_split_prompt_and_target(one) for one in tokenized]

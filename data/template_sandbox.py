@@ -54,7 +54,7 @@ def render_in_sandbox(
     Raises:
         ConfigError: it takes too long, or too much memory.
         TemplateSyntaxError: it is none.
-        TemplateError: it raised something else.
+        TemplateRuntimeError: it raised something else.
     """
     from jinja2 import TemplateSyntaxError
 

@@ -139,7 +139,8 @@ class Tokenizer:
         """Encode texts to token ids, int32 [n] each.
 
         Args:
-            special: with the tokens that the tokenizer puts around a text, such as T5's end token.
+            add_special_tokens: with those that the tokenizer puts around a text, such as T5's end
+                token.
         """
         add_special_tokens = add_special_tokens and not self.chat
         for chunk in group_into_lists(texts):
@@ -288,7 +289,7 @@ class Tokenizer:
         """UTF-8 bytes of each token; a token can be a part of a character.
 
         Args:
-            rows: of the model's embedding; those without a token print nothing.
+            vocab_size: rows of the model's embedding; those without a token print nothing.
         """
         ids = self.hf_tokenizer("abc", add_special_tokens=False)["input_ids"]
         context_tokens = self.hf_tokenizer.convert_ids_to_tokens(ids)

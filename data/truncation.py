@@ -89,7 +89,7 @@ def truncate_targets(
     """Truncate or drop targets that exceed the token limit, or raise TooLongError.
 
     Args:
-        tokens: of each target, the end token included.
+        target_ids: token ids of each target, the end token included, int32 [n].
         texts: the targets, for messages.
         num_end_tokens: see `truncate_right`.
 
@@ -97,7 +97,7 @@ def truncate_targets(
         The indices of the examples that are kept, their targets' tokens, and what was left out.
 
     Raises:
-        TooLong: one is longer, and `on_long_target` is "error".
+        TooLongError: one is longer, and `on_long_target` is "error".
     """
     rows, length = list(target_ids), limit.tokens
     too_long = [i for i, row in enumerate(rows) if len(row) > length]

@@ -71,7 +71,7 @@ def simulate_step(preset: str, machine_name: str, host: float | None = None) -> 
     """Return the plan of a fine-tuning preset on a machine, with its simulated step.
 
     Args:
-        on: name of a machine with device memory.
+        machine_name: a machine with device memory.
         host: gigabytes of host memory; None: the machine's.
 
     Raises:

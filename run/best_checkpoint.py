@@ -36,7 +36,7 @@ class BestCheckpoint:
     ) -> None:
         """
         Args:
-            state_for_metadata: result of `state_for_metadata()` in the checkpoint that is resumed;
+            state: result of `state_for_metadata()` in the checkpoint that is resumed;
                 None: start anew.
             base: metadata about the weights that are not trained.
         """

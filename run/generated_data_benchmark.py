@@ -54,7 +54,7 @@ def report_throughput(
         measure: `measure(config, runs)` returns a dataclass, with a `FlopsUtilization` as
             `machine`.
         summary: formats that dataclass as one line.
-        needs_of: memory and work of the program of a configuration.
+        requirements_fn: computes memory and work of the program of a configuration.
         unused: fields that `measure` ignores.
     """
     options = _add_options_of_training if name == "finetuning" else _add_options

@@ -39,7 +39,7 @@ class SkippedSteps:
         """Return the error to raise after too many consecutive skipped steps.
 
         Args:
-            kept: message about the last saved state.
+            saved_message: message about the last saved state.
         """
         assert self._last is not None
         steps = "a step was" if self.in_a_row == 1 else f"{self.in_a_row} steps in a row were"

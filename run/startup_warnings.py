@@ -53,7 +53,7 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
     """Return warnings of a sequence length beyond the model's context, or of unused buckets.
 
     Args:
-        written: maximum number of generated tokens.
+        new_tokens: maximum number of generated tokens.
     """
     unused = [
         f"data.length_buckets {length} is not used: samples have at most "

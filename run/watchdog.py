@@ -63,7 +63,7 @@ class Watchdog:
 
         Args:
             kind: kind of work, whose durations are similar.
-            what: description for messages.
+            description: of the activity, for messages.
             is_storage: True if it waits for files only.
         """
         now, before = time.monotonic(), self._activity

@@ -179,7 +179,7 @@ def check_digests(
 
     Args:
         source: origin of the tensors, for messages.
-        fixed: see `DigestCheckedTensors`.
+        must_match: see `DigestCheckedTensors`.
     """
 
     def digest_error(name: str) -> CheckpointError:

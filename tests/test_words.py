@@ -7,6 +7,7 @@ look up is a fault like any other; these rules hold what was mended.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -97,5 +98,68 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
         for path in SOURCES
         for text, line in documents(path)
         if text.split() and text.split()[0] in BEGINNINGS
+    ]
+    assert found == []
+
+
+SECTION = r"^{}:\n((?:    .*\n|\n)+)"
+ITEM = re.compile(r"    (\*{0,2}\w+(?:, \w+)*):")
+
+
+def items_of(docstring: str, section: str) -> Iterator[str]:
+    """Names that a section of a docstring ("Args", "Raises") describes."""
+    for text in re.findall(SECTION.format(section), docstring + "\n", re.MULTILINE):
+        for line in text.splitlines():
+            if item := ITEM.match(line):
+                yield from (name.lstrip("*") for name in item[1].split(", "))
+
+
+def documented(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.ClassDef, str]]:
+    for node in nodes_of(path):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
+            yield node, text
+
+
+def parameters_of(node: ast.FunctionDef | ast.ClassDef) -> set[str] | None:
+    """Parameters of a function or a constructor; None if bases or `**kwargs` may have others."""
+    if isinstance(node, ast.FunctionDef):
+        args = node.args
+        variadic = [arg for arg in (args.vararg, args.kwarg) if arg is not None]
+        named = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+        return {arg.arg for arg in [*named, *variadic]}
+    for member in node.body:
+        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+            return None if member.args.kwarg else parameters_of(member)
+    fields = [member.target for member in node.body if isinstance(member, ast.AnnAssign)]
+    return None if node.bases else {field.id for field in fields if isinstance(field, ast.Name)}
+
+
+def test_docstrings_describe_parameters_that_exist():
+    found = [
+        f"{place(path, node.lineno)} {node.name}: {name}"
+        for path in SOURCES
+        for node, text in documented(path)
+        if (parameters := parameters_of(node)) is not None
+        for name in items_of(text, "Args")
+        if name not in parameters
+    ]
+    assert found == []
+
+
+def test_docstrings_raise_exceptions_that_exist():
+    known = {*dir(builtins), *classes()}
+    for path in SOURCES:
+        known |= {
+            (a.asname or a.name)
+            for n in nodes_of(path)
+            if isinstance(n, ast.ImportFrom)
+            for a in n.names
+        }
+    found = [
+        f"{place(path, node.lineno)} {node.name}: {name}"
+        for path in SOURCES
+        for node, text in documented(path)
+        for name in items_of(text, "Raises")
+        if name not in known
     ]
     assert found == []

@@ -37,8 +37,8 @@ def train_byte_level_bpe(
     """Train a byte-level BPE tokenizer on texts; deterministic.
 
     Args:
-        special: the first tokens.
-        names: what transformers calls them, such as `eos_token`.
+        special_tokens: the first tokens of the vocabulary.
+        names: special tokens by transformers' argument names, such as `eos_token`.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -17,8 +17,7 @@ class BatchLoss(Module):
     """The loss of a replica's rows among the vectors of all replicas, in chunks of rows.
 
     Args:
-        objective: gives the loss of some rows.
-        texts_per_row: number of vectors of a row.
+        objective: computes the loss of some rows.
     """
 
     def __init__(self, objective: Contrastive) -> None:

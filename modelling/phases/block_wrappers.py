@@ -27,7 +27,7 @@ class TrainingBlock(LayerWrapper):
         """Runs the block: (batch, length, hidden) -> same shape; then the sum of expert usage.
 
         Args:
-            usage, segment_ids, segment_starts, seed: fields of `BlockContext`.
+            expert_usage, segment_ids, segment_starts, seed: fields of `BlockContext`.
         """
         seed_adapters(self.layer, seed)
         ctx = BlockContext(segment_starts, seed, expert_usage, segment_ids, self.routes_only)

@@ -63,7 +63,7 @@ class Phase:
         module: the layer; `build(<inputs>, seed=None)` returns a tensor for each output.
         inputs: the inputs by the names of `build`'s parameters.
         outputs: the outputs; empty if the output is the loss.
-        entries: number of layers.
+        num_layers: number of layers.
         shared: variables that other phases own, as name in the module's tree -> phase. The name of
             a subtree stands for all its variables, "" for all variables.
         share_weights_with: another phase over the same layers which owns the variables; the

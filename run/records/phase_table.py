@@ -22,8 +22,8 @@ def format_phase_table(title: str, overlapped: Timing, serialized: Timing) -> st
 
     Args:
         title: model and devices that were measured.
-        running: timing of normal runs.
-        apart: timing of serialized runs, in which every step waits for the one before.
+        overlapped: timing of normal runs.
+        serialized: timing of serialized runs, in which every step waits for the one before.
     """
     rows = [
         _HEAD,

@@ -78,7 +78,7 @@ def test_older_steps_go(run, address):
 
 
 def kept_in(run: RunFolder, name: str, step: int) -> Path:
-    """A step of another run, as `run.kept_base` keeps it."""
+    """A step of another run, in the folder of base models."""
     save(run.path.parent / name, step)
     (path,) = (run.path.parent / name).glob("0*")
     return path.rename(run.base / name)

@@ -100,7 +100,7 @@ def check_greedy(kind: str, tp: int, where: str = "resident", groups: int = 1) -
 )
 def test_greedy_tokens_are_hugging_faces(kind: str, tp: int, where: str, groups: int) -> None:
     """With four devices to two heads of keys; with windows that end in the prompt, and move on
-    while writing, as `test_piecewise` has them on one device."""
+    while writing."""
     check_greedy(kind, tp, where, groups)
 
 

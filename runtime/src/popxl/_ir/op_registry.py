@@ -55,7 +55,7 @@ class OpDef:
     Args:
         name: unique name, shown in the text form.
         lower: lowering to JAX: `lower(*arrays, **attrs) -> array or tuple of arrays`.
-        add_to: `onto(t, *arrays, **attrs)`: t and the only result added up, bit for bit; for ops
+        add_to: `add_to(t, *arrays, **attrs)`: t and the only result added up, bit for bit; for ops
             that can add to something sooner than make a result for it.
         infer: `infer(*specs, **attrs) -> [TensorSpec, ...]`; default: from `lower`.
         grad: `grad(ctx, op, *output_grads) -> [gradient or None of each input]`, adding ops to the

@@ -193,7 +193,7 @@ def attention_grads(
 
     Args:
         out, weights, normaliser: what `attention_with_weights` gave.
-        others: the exponentials of sinks, if there are; then the seed.
+        extra_inputs: the exponentials of sinks, if there are; then the seed.
     """
     sink_exponentials, seed = extra_inputs[: int(sinks)], extra_inputs[int(sinks) :]
     scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)

@@ -101,7 +101,7 @@ class ScaleRule:
         Args:
             amax: float32, at least 0.
             largest: largest number of the type.
-            before: scales where `amax` is 0, infinite or NaN, and says nothing.
+            fallback: scales where `amax` is 0, infinite or NaN, and says nothing.
 
         Returns:
             (largest / amax) / 2**margin, at most the largest float32; with `power_of_2` the largest

@@ -335,7 +335,7 @@ def grouped_matmul(
         sizes: int32 (groups,), how many rows each group has, in their order, at most all together;
             a negative number is 0. Rows that belong to no group give zeros, whatever they hold.
         transpose: the matrices are (out, in).
-        usual: how many rows plans think that groups have; None: all.
+        expected_rows: rows of a group that plans count on; None: all rows.
         rows: int32 (rows,), which row of `x`, of any number, each one is; zeros where it has none.
             Tiles are gathered as they are multiplied, so that the rows are never in memory all at
             once.
