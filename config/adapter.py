@@ -36,13 +36,13 @@ class Adapter(ConfigSection):
     """LoRA settings: trainable matrices A and B beside a frozen linear layer, W x + s B A x."""
 
     rank: NonNegativeInt = 0
-    """Rank of LoRA adapters, trained in place of the weights. 0: none. PEFT: r."""
+    """Rank of LoRA adapters. 0: none. PEFT: r."""
 
     alpha: PositiveFloat = 8.0
     """The adapter's output is scaled by alpha / rank. PEFT: lora_alpha."""
 
     dropout: Probability = 0.0
-    """Dropout probability on the input of A in training. PEFT: lora_dropout."""
+    """Dropout probability on the input of A. PEFT: lora_dropout."""
 
     rslora: bool = False
     """Scale by alpha / √rank instead (arXiv:2312.03732). PEFT: use_rslora."""
@@ -51,33 +51,32 @@ class Adapter(ConfigSection):
     """Scale the rows of W + s B A to learned norms (arXiv:2402.09353). PEFT: use_dora."""
 
     targets: Names | None = None
-    """Linear maps and embeddings with adapters: ends of Hugging Face's names, separated by commas;
-    all-linear, without the head; or a regular expression for whole names. null: queries and values,
-    or no map beside target_parameters. PEFT: target_modules."""
+    """Layers with adapters: suffixes of Hugging Face's names, separated by commas; all-linear (not
+    the head); or a regular expression for full names. null: queries and values, or none if
+    target_parameters is given. PEFT: target_modules."""
 
     target_parameters: Names | None = None
-    """Experts with adapters: ends of the names of the tensors that stack their maps, separated by
-    commas, such as mlp.experts.gate_up_proj,mlp.experts.down_proj. PEFT: target_parameters."""
+    """Stacked experts with adapters, such as mlp.experts.gate_up_proj,mlp.experts.down_proj. PEFT:
+    target_parameters."""
 
     rank_pattern: str | None = None
-    """Other ranks by the end of the name, such as k_proj=4,o_proj=16. PEFT: rank_pattern."""
+    """Other ranks by name suffix, such as k_proj=4,o_proj=16. PEFT: rank_pattern."""
 
     alpha_pattern: str | None = None
     """Other alphas, likewise. PEFT: alpha_pattern."""
 
     modules_to_save: Names | None = None
-    """Modules that are trained whole, by the ends of their names, separated by commas. PEFT:
-    modules_to_save."""
+    """Modules to train in full: name suffixes, separated by commas. PEFT: modules_to_save."""
 
     trainable_tokens: str | None = None
-    """Tokens whose rows of the embedding and the head are trained beside the frozen others, such as
-    32000-32003,32010; new: those of new_rows. PEFT: trainable_token_indices."""
+    """Token ids whose embedding and head rows are trained, such as 32000-32003,32010; new: those of
+    new_rows. PEFT: trainable_token_indices."""
 
     trainable_tokens_head: bool = True
-    """Train these rows of a head that is not the embedding, too."""
+    """Train these rows of an untied head too."""
 
     load: PathText | None = None
-    """Folder of an adapter to begin with, as PEFT writes it; it says all of the above."""
+    """Adapter folder in PEFT's format to start from; it sets all of the above."""
 
     def validate(self) -> None:
         try:

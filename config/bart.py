@@ -29,7 +29,7 @@ class BartModel(ModelSection):
     }
 
     model_type: ModelType = "bart"
-    """Type of the model on the hub: m2m_100 is NLLB's too."""
+    """model_type on the hub; NLLB's is m2m_100."""
 
     hidden_size: PositiveInt = 768
     """Features of a token between layers. HF: d_model."""
@@ -38,12 +38,12 @@ class BartModel(ModelSection):
     """Rows of the embedding, at least the tokenizer's size."""
 
     decoder_vocab_size: PositiveInt | None = None
-    """Marian: rows of the decoder's own embedding, which the head shares. null: there is one
-    embedding, of vocab_size rows."""
+    """Marian: rows of the decoder's own embedding, shared with the head. null: one embedding of
+    vocab_size rows."""
 
     new_rows: str | None = None
-    """Rows that begin with the mean of the others, such as 50265-50268,50270, where the model that
-    is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+    """Rows that start as the mean of the others, such as 32000-32003,32010; model.add_tokens sets
+    it. null: none."""
 
     eos_token_id: NonNegativeInt = 2
     pad_token_id: NonNegativeInt = 1
@@ -67,44 +67,43 @@ class BartModel(ModelSection):
     """Features inside a feed-forward layer of the decoder."""
 
     activation_function: Literal["gelu", "gelu_new", "relu", "silu"] = "gelu"
-    """Activation of the inner features; gelu is exact, gelu_new its approximation by tanh."""
+    """Activation of the feed-forward; gelu is exact, gelu_new its tanh approximation."""
 
     attention_dropout: Probability = 0.0
-    """Probability that dropout zeroes a weight of attention."""
+    """Dropout probability of attention weights."""
 
     activation_dropout: Probability = 0.0
-    """Probability that dropout zeroes an inner feature of a feed-forward layer."""
+    """Dropout probability inside the feed-forward."""
 
     encoder_layerdrop: Probability = 0.0
-    """Probability that pretraining skipped a layer of the encoder; training here needs 0."""
+    """Layer dropout of pretraining; training here needs 0."""
 
     decoder_layerdrop: Probability = 0.0
-    """Probability that pretraining skipped a layer of the decoder; training here needs 0."""
+    """Layer dropout of pretraining; training here needs 0."""
 
     max_position_embeddings: PositiveInt = 1024
-    """Rows of the tables of positions: most tokens of an input, or of a target or answer."""
+    """Maximum tokens of an input, or of a target or answer."""
 
     init_std: PositiveFloat = 0.02
     """Standard deviation of initial weights."""
 
     scale_embedding: bool = False
-    """Multiply embeddings of tokens by the root of hidden_size."""
+    """Multiply token embeddings by √hidden_size."""
 
     decoder_sequence_length: PositiveInt = 62
-    """Most tokens of a target or answer, `<s>` and `</s>` included."""
+    """Maximum tokens of a target or answer, `<s>` and `</s>` included."""
 
     bos_token_id: NonNegativeInt | None = 0
-    """Token that begins a text. null: none."""
+    """Token that starts a text. null: none."""
 
     decoder_start_token_id: NonNegativeInt = 2
-    """Token that the decoder reads before it writes. mBART is trained with the target's last token
-    in its place."""
+    """First token of the decoder's input; mBART is trained with the target's last token there."""
 
     forced_bos_token_id: NonNegativeInt | None = None
     """First token of every answer. null: any."""
 
     forced_eos_token_id: NonNegativeInt | None = 2
-    """Last token of an answer that ends for its length alone. null: any."""
+    """Last token of an answer that reaches the length limit. null: any."""
 
     @property
     def output_vocab_size(self) -> int:

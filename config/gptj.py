@@ -45,13 +45,13 @@ class GPTJModel(Model):
     hidden_size: PositiveInt = 4096
 
     sequence_length: PositiveInt = 1024
-    """Tokens of a training sample; the most that a prompt has."""
+    """Tokens of a training sample; maximum of a prompt."""
 
     output_length: PositiveInt = 5
-    """Most tokens to generate, the end token included."""
+    """Maximum number of generated tokens, the end token included."""
 
     max_position_embeddings: PositiveInt = 2048
-    """Tokens that the model was made for. HF: n_positions."""
+    """Longest context in tokens. HF: n_positions."""
 
     layer_norm_epsilon: PositiveFloat = 1e-5
     """Added to the variance in a layer norm."""

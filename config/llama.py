@@ -85,20 +85,20 @@ class LlamaRope(ConfigSection):
     """Rotary position embeddings: pairs of features rotated by angles (arXiv:2104.09864)."""
 
     rope_type: Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"] = "default"
-    """How angles are scaled for texts longer than those of pretraining."""
+    """How angles are scaled for texts longer than in pretraining."""
 
     rope_theta: PositiveFloat = 10000.0
     """Base of the angles."""
 
     partial_rotary_factor: Proportion = 1.0
-    """Fraction of a head's features that is turned."""
+    """Fraction of a head's features that is rotated."""
 
     factor: PositiveFloat | None = None
-    """How much longer texts get. null, with longrope: max_position_embeddings over
-    original_max_position_embeddings."""
+    """Ratio of the new context to that of pretraining. null, with longrope: max_position_embeddings
+    / original_max_position_embeddings."""
 
     original_max_position_embeddings: PositiveInt | None = None
-    """llama3, longrope, yarn: tokens of texts in pretraining."""
+    """llama3, longrope, yarn: context of pretraining in tokens."""
 
     low_freq_factor: PositiveFloat = 1.0
     """llama3: wavelengths above original_max_position_embeddings / this are scaled."""
@@ -107,30 +107,29 @@ class LlamaRope(ConfigSection):
     """llama3: wavelengths below original_max_position_embeddings / this are not."""
 
     beta_fast: PositiveFloat = 32.0
-    """yarn: features that turn more often in a text of pretraining are not scaled."""
+    """yarn: dimensions with more rotations over the pretraining context are not scaled."""
 
     beta_slow: PositiveFloat = 1.0
-    """yarn: features that turn less often are scaled by the whole factor."""
+    """yarn: dimensions with fewer rotations are scaled by the full factor."""
 
     truncate: bool = True
-    """yarn: round the ends between them to whole pairs of features."""
+    """yarn: round the bounds between them to whole dimension pairs."""
 
     mscale: NonNegativeFloat | None = None
-    """yarn: slope of the factor on turned features, over that of mscale_all_dim."""
+    """yarn: attention factor, the ratio of slopes mscale / mscale_all_dim."""
 
     mscale_all_dim: NonNegativeFloat | None = None
-    """yarn: see mscale. null: the factor is of a slope of 0.1 alone."""
+    """yarn: see mscale. null: slope 0.1 alone."""
 
     short_factor: Factors | None = None
-    """longrope: divisors of the angles of texts as in pretraining, one for each pair of features,
-    with commas."""
+    """longrope: divisors of the angles, one per dimension pair, up to the pretraining context."""
 
     long_factor: Factors | None = None
-    """longrope: the same for longer texts. model.sequence_length decides, with output_length in
+    """longrope: the same beyond it. model.sequence_length decides, with output_length in
     generation."""
 
     attention_factor: PositiveFloat | None = None
-    """longrope, yarn: factor on turned features. null: computed."""
+    """longrope, yarn: factor on rotated features. null: computed."""
 
     llama_4_scaling_beta: NonNegativeFloat | None = None
     """Queries are multiplied by 1 + this × log(1 + ⌊position / original_max_position_embeddings⌋).
@@ -160,18 +159,18 @@ class LlamaModel(ModelSection):
     """Llama architecture; the defaults are Llama 2 7B."""
 
     model_type: ModelType = "llama"
-    """Class of the model on the hub."""
+    """model_type on the hub."""
 
     multimodal_parent: PathText | None = None
-    """Folder or hub name of a model of texts and images that this is the text part of; an export
-    takes over its other weights. null: none."""
+    """Multimodal model that this is the text part of: exports copy its other weights. null:
+    none."""
 
     vocab_size: PositiveInt = 32000
     """Rows of the embedding, at least the tokenizer's size."""
 
     new_rows: str | None = None
-    """Rows that begin with the mean of the others, such as 32000-32003,32010, where the model that
-    is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+    """Rows that start as the mean of the others, such as 32000-32003,32010; model.add_tokens sets
+    it. null: none."""
 
     tie_word_embeddings: bool = False
     """Use the embedding as the head's weight too."""
@@ -183,28 +182,28 @@ class LlamaModel(ModelSection):
     """Features of a token between layers."""
 
     intermediate_size: PositiveInt = 11008
-    """Features inside a feed-forward layer, or an expert."""
+    """Features inside a feed-forward layer or expert."""
 
     sequence_length: PositiveInt = 4096
-    """Tokens of a training sample; the most that a prompt has."""
+    """Tokens of a training sample; maximum of a prompt."""
 
     output_length: PositiveInt = 128
-    """Most tokens to generate, the end token included."""
+    """Maximum number of generated tokens, the end token included."""
 
     max_position_embeddings: PositiveInt = 4096
-    """Tokens that the model was made for; dynamic and longrope angles depend on it."""
+    """Longest context; dynamic and longrope angles depend on it."""
 
     num_attention_heads: PositiveInt = 32
     """Number of attention heads."""
 
     num_key_value_heads: PositiveInt = 32
-    """Heads of keys and values, each for equally many heads."""
+    """Key and value heads, each shared by equally many query heads."""
 
     head_dim: PositiveInt = 128
     """Features of a head."""
 
     attention_bias: bool = False
-    """Give queries, keys and values a bias, and the output too, but in qwen2_moe."""
+    """Biases of queries, keys, values and output (qwen2_moe: not of the output)."""
 
     layer_types: Annotated[str, comma_separated_names(FULL, SLIDING)] | None = None
     """full_attention or sliding_attention for each layer, repeated. null: sliding_attention if
@@ -214,13 +213,13 @@ class LlamaModel(ModelSection):
     """Window of sliding_attention layers in tokens, the current one included."""
 
     no_rope_layers: Annotated[str, comma_separated_names("0", "1")] | None = None
-    """smollm3: 1 for layers with rotary positions, 0 for others, repeated. null: all have them."""
+    """smollm3: 1 for layers with rotary positions, else 0, repeated. null: all 1."""
 
     query_pre_attn_scalar: PositiveInt | None = None
-    """Gemma: scores are multiplied by this^-0.5. null: by head_dim^-0.5."""
+    """Gemma: attention scale is this^-0.5. null: head_dim^-0.5."""
 
     attention_multiplier: PositiveFloat | None = None
-    """granite: scores are multiplied by this. null: by head_dim^-0.5."""
+    """granite: attention scale. null: head_dim^-0.5."""
 
     attn_logit_softcapping: PositiveFloat | None = None
     """Scores become this × tanh(scores / this)."""
@@ -232,16 +231,16 @@ class LlamaModel(ModelSection):
     """Activation of the feed-forward's gate."""
 
     mlp_bias: bool = False
-    """Give feed-forward layers biases."""
+    """Biases of feed-forward layers."""
 
     rms_norm_eps: PositiveFloat = 1e-5
     """Added to the mean square in a norm."""
 
     embedding_multiplier: PositiveFloat = 1.0
-    """Factor on embeddings, but Gemma's, which is √hidden_size."""
+    """Factor on embeddings; Gemma's is always √hidden_size."""
 
     residual_multiplier: Number = 1.0
-    """Factor on the outputs of attention and feed-forward before the residual addition."""
+    """Factor on branch outputs before the residual addition."""
 
     logits_scaling: PositiveFloat = 1.0
     """Divisor of the logits."""
@@ -250,25 +249,25 @@ class LlamaModel(ModelSection):
     """Experts of a layer. 0: none. HF: also num_local_experts."""
 
     num_experts_per_tok: PositiveInt = 1
-    """Experts that a token works with."""
+    """Experts per token."""
 
     moe_intermediate_size: PositiveInt | None = None
     """Features of an expert. null: intermediate_size."""
 
     norm_topk_prob: bool = True
-    """Divide the weights of a token's experts by their sum."""
+    """Normalize the weights of a token's experts to sum 1."""
 
     shared_expert_intermediate_size: PositiveInt | None = None
-    """Features of an expert for all tokens, with a gate of its own. null: none."""
+    """Features of an expert for all tokens with its own gate. null: none."""
 
     router_aux_loss_coef: NonNegativeFloat = 0.0
-    """Factor on the loss that balances experts: their number × the sum of each one's share of the
-    tokens × its mean probability, over all layers and the tokens of a micro-batch, without padding.
-    The loss of an evaluation is without it. A config.json's counts with output_router_logits."""
+    """Weight of the load-balancing loss: experts × the sum of each one's share of tokens × mean
+    probability, over all layers and the tokens of a micro-batch. A config.json's counts with
+    output_router_logits."""
 
     swiglu_limit: PositiveFloat | None = None
-    """gpt_oss: inner features are gate × sigmoid(swiglu_alpha × gate) × (up + 1), with the gate at
-    most this and up within ± this. null: hidden_act(gate) × up."""
+    """gpt_oss: features are gate × sigmoid(swiglu_alpha × gate) × (up + 1), with gate at most this
+    and up within ± this. null: hidden_act(gate) × up."""
 
     swiglu_alpha: PositiveFloat = 1.702
     """gpt-oss: factor on the gate inside the sigmoid."""
@@ -277,15 +276,15 @@ class LlamaModel(ModelSection):
     """Standard deviation of random initial weights."""
 
     bos_token_id: int | None = None
-    """Token that texts begin with, which the tokenizer adds."""
+    """Token that texts start with; the tokenizer adds it."""
 
     eos_token_id: NonNegativeInt = 2
 
     eos_token_ids: Names | None = None
-    """All tokens that end an answer, with commas, where there are several. null: eos_token_id."""
+    """All tokens that end an answer, separated by commas. null: eos_token_id."""
 
     rope_local_base_freq: PositiveFloat | None = None
-    """rope_theta of layers of sliding_attention, unscaled. null: as in all layers."""
+    """rope_theta of sliding_attention layers, unscaled. null: as in all layers."""
 
     rope_parameters: LlamaRope = field(default_factory=LlamaRope)
 

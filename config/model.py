@@ -49,7 +49,7 @@ class ModelSection(ConfigSection):
     """Fields whose names are not Hugging Face's, by that."""
 
     sequence_length: PositiveInt = 512
-    """Tokens of an input; shorter ones are padded, longer ones cut."""
+    """Tokens of an input; shorter ones are padded, longer ones truncated."""
 
     eval: bool = False
     """Build the model for generation: no dropout, no optimizer."""
@@ -61,11 +61,11 @@ class ModelSection(ConfigSection):
     """Type of weights and activations on the device. HF: dtype."""
 
     quantization: Literal["int8", "int4"] | None = None
-    """Weight quantization of linear layers and experts, the head excepted. For generation, and for
-    training adapters beside the frozen weights."""
+    """Weight quantization of linear layers and experts except the head, for generation and below
+    adapters."""
 
     quantization_group_size: PositiveInt = 64
-    """Input features of a linear layer whose weights in few bits share a scale and a bias."""
+    """Neighboring input features that share a scale and a bias."""
 
     seed: NonNegativeInt = 42
     """Seed of initial weights, dropout, stochastic rounding and generated data."""
@@ -74,11 +74,11 @@ class ModelSection(ConfigSection):
     """Token that ends a text; a run takes the tokenizer's."""
 
     pad_token_id: NonNegativeInt = 0
-    """Token after the end of a text; a run takes the tokenizer's."""
+    """Padding token; a run takes the tokenizer's."""
 
     add_tokens: Names | None = None
-    """Tokens that the tokenizer gets, separated by commas. Their rows in the embedding and the head
-    begin with the mean of the others."""
+    """Tokens to add to the tokenizer, separated by commas. Their rows start as the mean of the
+    others."""
 
     @property
     def hidden_size(self) -> int:
@@ -202,8 +202,8 @@ class EmbeddingConfig(ConfigSection):
     """Rows of the embedding, at least the tokenizer's size."""
 
     new_rows: str | None = None
-    """Rows that begin with the mean of the others, such as 32000-32003,32010, where the model that
-    is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+    """Rows that start as the mean of the others, such as 32000-32003,32010; model.add_tokens sets
+    it. null: none."""
 
 
 @dataclass(frozen=True)

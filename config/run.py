@@ -43,8 +43,8 @@ class Execution(ConfigSection):
     """Samples that one device computes at once."""
 
     data_parallel: PositiveInt = 1
-    """Copies of the model that share the global batch. Where neither this nor `tensor_parallel` is
-    given, a plan chooses both in training, for all devices or `--devices` of them."""
+    """Copies of the model that share the global batch. In training, a plan chooses this and
+    `tensor_parallel` if neither is given."""
 
     tensor_parallel: PositiveInt = 1
     """Devices that share each layer of a copy of the model."""
@@ -56,81 +56,76 @@ class Execution(ConfigSection):
     """Factor on the loss, against underflow in float16; gradients are divided by it."""
 
     attention_serialisation: PositiveInt | Literal["auto"] = "auto"
-    """Slices of the queries that attention computes one after the other, to save memory. auto: 1,
-    and more where a planned step of one sample at a time does not fit otherwise."""
+    """Chunks of queries that attention computes in turn, to save memory. auto: more than 1 only
+    where one sample does not fit otherwise."""
 
     attention: Literal["auto", "fused", "scores"] = "auto"
-    """fused: never hold all scores; compute them again for the gradient. scores: all at once. auto:
-    fused on GPUs, and from 1,024 tokens on."""
+    """fused: compute scores in blocks and recompute them for the gradient. scores: all at once.
+    auto: fused on GPUs and from 1,024 tokens on."""
 
     transpose_batch_sequence: bool = False
     """Hold activations as [sequence, batch, hidden]. Dropout draws other masks then."""
 
     expert_parallel: bool = False
-    """Give each of the tensor-parallel devices whole experts, as many as another, not a part of
-    each."""
+    """Shard experts over the tensor-parallel devices as full experts, not inside each expert."""
 
     micro_batches_per_pass: PositiveInt | Literal["auto"] = "auto"
-    """Micro-batches that run through all layers, forward and backward, before the next ones; a step
-    is gradient accumulation / this passes, then one update. Results are the same, unless
-    `training.gradient_dtype` is bfloat16. All: each layer's weights are loaded once a step. 1:
-    activations of one micro-batch are saved at a time. auto: where `placement` is planned, the
-    fastest simulated run; 1 on one CPU device; else all."""
+    """Micro-batches that run forward and backward through all layers before the next ones. All:
+    each layer's weights are loaded once a step. 1: activations of one micro-batch are saved at a
+    time. auto: the plan's choice; without a plan, 1 on one CPU device, else all."""
 
     activations: Literal["auto", "recompute", "keep"] = "auto"
-    """Recompute activations for the backward pass, or keep them; results are the same. auto:
-    where `placement` is planned, what a simulated run finds faster; else recompute."""
+    """Recompute activations for the backward pass, or keep them. auto: the plan's choice, else
+    recompute."""
 
     placement: Literal["auto", "host"] = "auto"
-    """Where training keeps state and activations on a GPU or TPU. auto: what saves most time stays
-    in spare device memory. host: all but resident_layers in host memory."""
+    """State and activations on a GPU or TPU. auto: spare device memory holds what saves most time.
+    host: all but resident_layers are in host memory."""
 
     update: Literal["auto", "end", "deferred"] = "auto"
-    """When the optimizer updates a layer; results are the same. end: after the backward pass.
-    deferred: before the layer's next forward pass, which hides the transfers. auto: deferred on a
-    GPU or TPU, and with a disk."""
+    """When the optimizer updates a layer. end: after the backward pass. deferred: before the
+    layer's next forward pass, which hides transfers. auto: deferred on a GPU or TPU, and with a
+    disk."""
 
     resident_layers: NonNegativeInt = 0
-    """Layers of each kind whose weights, gradients and optimizer state stay in device memory.
+    """Layers of each type whose weights, gradients and optimizer state stay in device memory.
     Placement is then host."""
 
     master_weights: bool = False
-    """Keep a float32 copy of 16-bit weights for the optimizer, 4 bytes a weight, in place of
-    stochastic rounding."""
+    """Keep a float32 master copy of 16-bit weights (4 bytes a weight) in place of stochastic
+    rounding."""
 
     rts_weights_threshold: NonNegativeInt = 1024
     """Minimum elements of a variable to shard it over replicas with equal copies."""
 
     rts_activations: bool | Literal["auto"] = "auto"
-    """Shard the activations between layers over the tensor-parallel devices. auto: where
-    `placement` is planned, what a simulated run finds faster; else true."""
+    """Shard the activations between layers over the tensor-parallel devices. auto: the plan's
+    choice, else true."""
 
     disk: PathText | None = None
-    """Folder on a local disk for state that exceeds host memory; of no other run. null: none."""
+    """Folder on a local disk for state that exceeds host memory; of this run alone. null: none."""
 
     quantized_cache: PathText | None = None
-    """Folder of quantized frozen weights, which runs of one model can share. null: that of the
-    run."""
+    """Folder of quantized frozen weights that runs of one model can share. null: the run's own."""
 
     host_memory: PositiveFloat | None = None
-    """Gigabytes of host memory that a process may take; more state goes to `disk`. What cannot be
-    kept is refused. null: what is free."""
+    """Gigabytes of host memory for a process; more state goes to `disk`. null: all that is free."""
 
     expert_groups: PositiveInt = 1
-    """Groups of a layer's experts that pass a device one after the other in training and
-    evaluation, to save memory."""
+    """Groups into which a layer's experts are split and loaded in turn in training and evaluation,
+    to save memory."""
 
     code_load: bool = False
-    """Load each layer's code from host memory when it is needed. A scheduling hint."""
+    """Scheduling hint: load each layer's code from host memory when it is needed."""
 
     io_tiles: PositiveInt | None = None
-    """Tiles kept for streaming data. A scheduling hint."""
+    """Scheduling hint: tiles kept for streaming data."""
 
     available_memory_proportion: Fraction | None = None
-    """Fraction of a tile's memory that one op may use for temporaries. A scheduling hint."""
+    """Scheduling hint: fraction of a tile's memory for an op's temporaries."""
 
     device: Device = "auto"
-    """Platform to run on; auto takes the best one present."""
+    """Platform to run on. auto: the best one present."""
 
     @property
     def num_query_chunks(self) -> int:
@@ -155,7 +150,8 @@ class FP8(ConfigSection):
     """hybrid: e4m3 for inputs and weights, e5m2 for gradients; e4m3: for all."""
 
     recipe: Literal["delayed", "current"] = "delayed"
-    """Scales follow from the largest absolute values (amax) of past steps, or of the operands."""
+    """delayed: scales follow from the largest absolute values (amax) of past steps; current: of the
+    operands."""
 
     amax_history_len: PositiveInt = 1024
     """delayed: number of steps whose amax is kept."""
@@ -167,7 +163,7 @@ class FP8(ConfigSection):
     """delayed: optimizer steps between changes of the scales."""
 
     margin: NonNegativeInt = 0
-    """Powers of two that scales leave below the largest number."""
+    """Powers of two between the scaled amax and the largest number of the dtype."""
 
     power_of_2_scales: bool = True
     """Round scales down to powers of two, which multiply exactly."""
@@ -181,40 +177,38 @@ class Checkpoint(ConfigSection):
     """Loading and saving of checkpoints."""
 
     load: PathText | None = None
-    """Run, Hugging Face folder or hub name to load; random or null: none. Of a run the newest step;
-    RUN/best and RUN/000001-step-100 name others."""
+    """Run, Hugging Face folder or hub name to load. Of a run the newest step; RUN/best and
+    RUN/000001-step-100 name others. random or null: none."""
 
     save: PathText | None = None
     """Directory to save checkpoints in."""
 
     mirror: Address | None = None
-    """Address, such as s3://bucket/run, that saved steps are copied to behind the run."""
+    """Address to copy saved steps to in the background, such as s3://bucket/run."""
 
     steps: PositiveInt | None = None
     """Optimizer steps between checkpoints. null: as `minutes` says."""
 
     minutes: PositiveFloat | None = 10.0
-    """Save when a step ends so many minutes after the last save. null: as `steps` says; without
-    both, only at the end."""
+    """Minutes between checkpoints. null: as `steps` says; without both, only at the end."""
 
     to_keep: PositiveInt = 4
-    """Newest checkpoints to keep; older ones are deleted."""
+    """Newest checkpoints to keep."""
 
     keep_best: MetricName | None = None
-    """Keep the weights that are best by this metric in best/ too. It is of the validation split."""
+    """Metric of the validation split by which the best weights are kept in best/."""
 
     save_optimizer: bool = True
-    """Save the optimizer's state too, without which training cannot resume."""
+    """Save optimizer state, without which training cannot resume."""
 
     base_model: PathText | None = None
-    """Folder of the model that the run in `load` began with: its frozen weights, or its
-    reference's. null: where it was."""
+    """Folder of the base model, of frozen weights or of the reference, if it has moved."""
 
     load_optimizer: bool = True
-    """Continue the run in `load`; false: a new run, from its weights alone."""
+    """Resume the run in `load`; false: a new run from its weights."""
 
     allow_nonfinite: bool = False
-    """Load weights even if some are NaN or infinite."""
+    """Load weights that contain NaN or infinity."""
 
     def validate(self) -> None:
         if self.mirror is not None and self.save is None:
@@ -232,23 +226,23 @@ class Evaluation(ConfigSection):
     """Examples to evaluate on, the first of the split. null: all."""
 
     metrics: str | None = None
-    """Which of the metrics that checkpoint.keep_best may name, separated by commas. null: all that
+    """Metrics to compute, separated by commas; names as in checkpoint.keep_best. null: all that
     suit the task."""
 
     corpus: PathText | None = None
-    """contrastive: more documents to find positives among, as for data.train, with a column text.
-    null: the positives and negatives of the validation split alone."""
+    """contrastive: file of more documents to retrieve from, in a column text. null: only the texts
+    of the validation split."""
 
     constrained: bool = False
-    """Answer with the most likely of data.class_labels, by the sum of its tokens'
-    log-probabilities; false: with generated text."""
+    """Answer with the label of data.class_labels that has the largest log-likelihood; false: with
+    generated text."""
 
     log_samples: NonNegativeInt = 4
-    """Answers that each evaluation in training records."""
+    """Answers that each evaluation in training logs."""
 
     patience: PositiveInt | None = None
-    """End training after so many evaluations without a better checkpoint.keep_best, or loss where
-    that is null. null: never."""
+    """Stop after this many evaluations without a better checkpoint.keep_best (null: loss). null:
+    never."""
 
     def validate(self) -> None:
         for name in self.metric_names():
@@ -274,25 +268,25 @@ class Generation(ConfigSection):
     """Generation strategy, such as sampling or beam search, and its settings."""
 
     search: Literal["greedy", "sample", "beam"] = "greedy"
-    """Choose the likeliest token, one at random, or the likeliest sequence found."""
+    """Take the likeliest token, draw one, or find the likeliest sequence."""
 
     weights: Literal["auto", "resident", "streamed"] = "auto"
-    """resident: on the device. streamed: in host memory; each layer visits the device once for
-    every position of a large batch. auto: resident if they fit."""
+    """resident: on the device. streamed: in host memory; each layer is loaded once for every
+    position of a large batch. auto: resident if they fit."""
 
     micro_batches: PositiveInt | None = None
-    """streamed: micro-batches of each copy of the model per pass of the weights. null: those of an
+    """streamed: micro-batches per load of a layer, for each copy of the model. null: those of an
     optimizer step."""
 
     max_tokens: PositiveInt | None = None
-    """Maximum number of generated tokens, the end token included. null: the rest of the model's
-    sequence length."""
+    """Maximum number of generated tokens, the end token included. null: up to the model's sequence
+    length."""
 
     temperature: NonNegativeFloat = 1.0
-    """sample: divisor of the logits; below 1 likely tokens become likelier. 0: greedy."""
+    """sample: divisor of the logits. 0: greedy."""
 
     top_k: PositiveInt | None = None
-    """sample: number of most likely tokens to draw from. null: all."""
+    """sample: number of likeliest tokens to draw from. null: all."""
 
     top_p: Proportion = 1.0
     """sample: draw from the likeliest tokens whose probabilities add up to this."""
@@ -301,21 +295,20 @@ class Generation(ConfigSection):
     """sample: the same seed gives the same text, however prompts are shared out."""
 
     num_beams: BeamCount = 4
-    """beam: sequences kept for each prompt."""
+    """beam: sequences per prompt."""
 
     length_penalty: Number = 1.0
-    """beam: a sequence's log probability is divided by its length to this power."""
+    """beam: divide a sequence's log-probability by its length to this power."""
 
     repetition_penalty: PositiveFloat = 1.0
-    """Above 1: tokens that were read or written before become less likely."""
+    """Above 1: make tokens of the prompt and the answer less likely."""
 
     no_repeat_ngram_size: PositiveInt | None = None
-    """So many tokens in a row are never written twice, nor repeated from a prompt that the decoder
-    reads. null: no limit."""
+    """Never repeat this many tokens in a row, those of a decoder's prompt included. null: no
+    limit."""
 
     stop_strings: str | None = None
-    """Texts that end an answer, which contains them, separated by commas. \\n is a line break, \\,
-    a comma and \\\\ a backslash."""
+    """Texts that end an answer and stay in it, separated by commas. Escapes: \\n, \\, and \\\\."""
 
     def validate(self) -> None:
         if self.stop_strings is not None and not all(self.parse_stop_strings()):

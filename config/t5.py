@@ -29,10 +29,10 @@ class T5AttentionConfig(ConfigSection):
     """Features of a head; heads × d_kv need not be hidden_size."""
 
     relative_attention_num_buckets: PositiveInt = 32
-    """Learned biases per head, one for each bucket of distances."""
+    """Buckets of relative positions, with a learned bias each per head."""
 
     relative_attention_max_distance: PositiveInt = 128
-    """Distance in tokens from which on all share the last bucket."""
+    """Distance in tokens from which on the last bucket applies."""
 
     def validate(self) -> None:
         buckets, distance = (
@@ -53,26 +53,26 @@ class T5Model(Model):
     """T5 architecture; the defaults are FLAN-T5 small."""
 
     architecture: Literal["t5", "mt5", "umt5"] = "t5"
-    """Class of the model on the hub; umt5 has position biases in each layer. HF: model_type."""
+    """model_type on the hub; umt5 has position biases in each layer. HF: model_type."""
 
     decoder_layers: LayerCount | None = None
-    """Number of decoder layers. null: that of the encoder, model.layers. HF: num_decoder_layers."""
+    """Number of decoder layers. null: model.layers. HF: num_decoder_layers."""
 
     d_ff: PositiveInt = 1024
     """Features inside a feed-forward layer."""
 
     is_gated_act: bool = True
-    """Gate the feed-forward, as all but T5 of 2019. HF: feed_forward_proj gated-..."""
+    """Gated feed-forward, as all but T5 of 2019. HF: feed_forward_proj gated-..."""
 
     activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
-    """Activation of the inner features, or of their gate. HF: feed_forward_proj."""
+    """Activation of the feed-forward, or of its gate. HF: feed_forward_proj."""
 
     scale_decoder_outputs: bool = False
     """Multiply the head's input by hidden_size^-0.5, as T5 of 2019. HF: scale_decoder_outputs;
     umt5, and t5 before transformers 5: tie_word_embeddings."""
 
     decoder_sequence_length: PositiveInt = 8
-    """Most tokens of a target or answer, `</s>` included."""
+    """Maximum tokens of a target or answer, `</s>` included."""
 
     layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in a layer norm."""

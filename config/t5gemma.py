@@ -50,13 +50,13 @@ class GemmaStack(ConfigSection):
     """Number of attention heads."""
 
     num_key_value_heads: PositiveInt = 4
-    """Heads of keys and values, each for equally many heads."""
+    """Key and value heads, each shared by equally many query heads."""
 
     head_dim: PositiveInt = 256
     """Features of a head."""
 
     query_pre_attn_scalar: PositiveInt = 256
-    """Scores are multiplied by this^-0.5."""
+    """Attention scale is this^-0.5."""
 
     attn_logit_softcapping: PositiveFloat | None = 50.0
     """Scores become this × tanh(scores / this)."""
@@ -65,8 +65,8 @@ class GemmaStack(ConfigSection):
     """full_attention or sliding_attention for each layer, repeated."""
 
     sliding_window: PositiveInt = 4096
-    """Window of sliding_attention layers in tokens. In the decoder the current one is included; in
-    the encoder it is on both sides, in t5gemma2's half of it."""
+    """Window of sliding_attention layers in tokens: the current one and those before it; in the
+    encoder, half of it on each side (t5gemma: all of it)."""
 
     hidden_activation: Literal["silu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
     """Activation of the feed-forward's gate."""
@@ -75,7 +75,7 @@ class GemmaStack(ConfigSection):
     """Added to the mean square in a norm."""
 
     max_position_embeddings: PositiveInt = 8192
-    """Tokens that the stack was made for."""
+    """Longest context in tokens."""
 
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary angles."""
@@ -84,7 +84,7 @@ class GemmaStack(ConfigSection):
     """Divisor of the rotary angles (rope_type linear). null: 1."""
 
     rope_local_base_freq: PositiveFloat | None = None
-    """rope_theta of layers of sliding_attention, unscaled. null: as in all layers."""
+    """rope_theta of sliding_attention layers, unscaled. null: as in all layers."""
 
     @property
     def layers(self) -> tuple[LayerType, ...]:
@@ -124,11 +124,10 @@ class T5GemmaModel(ModelSection):
     """T5Gemma architecture; the defaults are T5Gemma 2B-2B."""
 
     model_type: T5GemmaType = "t5gemma"
-    """Class of the model on the hub."""
+    """model_type on the hub."""
 
     multimodal_parent: PathText | None = None
-    """t5gemma2: folder or hub name of the model with the weights for images, which an export takes
-    over. null: none."""
+    """t5gemma2: multimodal model of which exports copy the image weights. null: none."""
 
     paths: ClassVar[Mapping[str, str]] = {
         "hidden_size": "decoder.hidden_size",
@@ -140,17 +139,17 @@ class T5GemmaModel(ModelSection):
     """Rows of the embeddings, at least the tokenizer's size."""
 
     new_rows: str | None = None
-    """Rows that begin with the mean of the others, such as 256000-256003,256010, where the model
-    that is loaded has none, or untrained ones; model.add_tokens sets it. null: none."""
+    """Rows that start as the mean of the others, such as 32000-32003,32010; model.add_tokens sets
+    it. null: none."""
 
     tie_word_embeddings: bool = True
     """Use the decoder's embedding as the head's weight too."""
 
     decoder_sequence_length: PositiveInt = 8
-    """Most tokens of a target or answer, the end token included."""
+    """Maximum tokens of a target or answer, the end token included."""
 
     attention_dropout: Probability = 0.0
-    """Probability that dropout zeroes an attention weight."""
+    """Dropout probability of attention weights."""
 
     final_logit_softcapping: PositiveFloat | None = 30.0
     """Logits become this × tanh(logits / this)."""
@@ -159,13 +158,13 @@ class T5GemmaModel(ModelSection):
     """Standard deviation of random initial weights."""
 
     bos_token_id: NonNegativeInt = 2
-    """Token that the decoder reads before it writes."""
+    """First token of the decoder's input."""
 
     eos_token_ids: Names | None = None
-    """All tokens that end an answer, with commas, where there are several. null: eos_token_id."""
+    """All tokens that end an answer, separated by commas. null: eos_token_id."""
 
     eoi_token_index: NonNegativeInt = 256000
-    """t5gemma2: token of the end of an image, which has an embedding apart."""
+    """t5gemma2: end-of-image token, which has its own embedding."""
 
     encoder: GemmaStack = field(default_factory=GemmaStack)
     decoder: GemmaStack = field(default_factory=GemmaStack)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from config.base import ConfigField, ConfigSection, config_fields
@@ -27,23 +27,29 @@ _TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def rewrite_tables(text: str) -> str:
     """Returns the Markdown document with its tables of fields and presets up to date."""
-    return _TABLE.sub(lambda match: match[1] + _create_table(match[2]) + match[3], text)
+    documented: set[tuple[str, str]] = set()
+    return _TABLE.sub(
+        lambda match: match[1] + _create_table(match[2], documented) + match[3], text
+    )
 
 
-def _create_table(name: str) -> str:
-    """Returns the Markdown table of this name, such as "presets", a section or a model family."""
+def _create_table(name: str, documented: set[tuple[str, str]]) -> str:
+    """Returns the Markdown table of this name, such as "presets", a section or a model family.
+
+    Args:
+        documented: field names and meanings of the families' tables so far; it grows.
+    """
     if name == "presets":
         return _preset_table()
     if name == "missing":
         listed = ((reason, kinds.replace(" ", ", ")) for reason, kinds in UNSUPPORTED.items())
         return format_markdown_table(("It is", "Kinds (`model_type`)"), listed)
     if name == "decoders":
-        return format_markdown_table(HEAD, _decoder_rows())
+        return format_markdown_table(HEAD, _without_repeats(_decoder_rows(), documented))
     if name in FAMILIES:
         listed_rows = () if name not in DECODERS else _decoder_rows()
-        return format_markdown_table(
-            HEAD, (row for row in _family_rows(name) if row not in listed_rows)
-        )
+        own_rows = [row for row in _family_rows(name) if row not in listed_rows]
+        return format_markdown_table(HEAD, _without_repeats(own_rows, documented))
     rows = _field_rows(RunConfig).items()
     return format_markdown_table(
         HEAD, (row for dotted, row in rows if dotted.startswith(f"{name}."))
@@ -84,6 +90,16 @@ def _family_rows(family: str) -> list[tuple[str, str]]:
     return families
 
 
+def _without_repeats(
+    rows: Iterable[tuple[str, str]], documented: set[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
+    """Yield table rows without meanings that an earlier table gives a field of the same name."""
+    for flag, meaning in rows:
+        named = (flag.strip("`-").split()[0].rpartition(".")[2], meaning)
+        yield flag, "" if named in documented else meaning
+        documented.add(named)
+
+
 def _decoder_rows() -> list[tuple[str, str]]:
     first, second = map(_family_rows, DECODERS)
     return [row for row in first if row in second]
@@ -108,7 +124,7 @@ def _format_default(section: type[ConfigSection], leaf: ConfigField) -> str:
 # ---- presets ------------------------------------------------------------------------------------
 def _preset_table() -> str:
     """Returns the Markdown table of presets, without their FP8 variants."""
-    head = ("Preset", "Layers", "Features", "Type", "dp × tp", "Micro-batch", "Batch")
+    head = ("Preset (dp × tp)", "Layers", "Features", "Type", "Micro-batch/batch")
     names = (name for name in preset_names("finetuning") if not name.endswith("_fp8"))
     return format_markdown_table(head, map(_preset_row, names))
 
@@ -120,15 +136,14 @@ def _preset_row(name: str) -> tuple[str, ...]:
         data["execution"],
     )
     model, execution = c.model, c.execution
-    layout = (execution_values.get(field) for field in ("data_parallel", "tensor_parallel"))
+    layout = [execution_values.get(field) for field in ("data_parallel", "tensor_parallel")]
+    fixed_layout = f" ({' × '.join(map(str, layout))})" if all(layout) else ""
     return (
-        f"`{name}`",
+        f"`{name}`{fixed_layout}",
         f"{model.num_hidden_layers}",
         f"{model.hidden_size}",
         model.precision,
-        " × ".join(map(str, filter(None, layout))) or "plan",
-        f"{execution.micro_batch_size}",
-        f"{c.training.global_batch_size}",
+        f"{execution.micro_batch_size}/{c.training.global_batch_size}",
     )
 
 

@@ -26,8 +26,8 @@ class LearningRate(ConfigSection):
     """Learning-rate schedule: linear warm-up from 0, then the schedule named by `function`."""
 
     function: LRScheduleName = "linear"
-    """Course after the warm-up: linear or cosine down to `minimum`; cosine_with_restarts: so
-    `num_cycles` times; wsd: down at the end alone; constant; relative: Adafactor's 1 / √step."""
+    """Schedule after the warm-up: linear or cosine decay to `minimum`; cosine_with_restarts:
+    `num_cycles` times; wsd: decay at the end only; constant; relative: Adafactor's 1 / √step."""
 
     maximum: PositiveFloat = 1e-4
     """Learning rate at the end of the warm-up."""
@@ -36,20 +36,20 @@ class LearningRate(ConfigSection):
     """Final learning rate of a decay. HF: min_lr."""
 
     warmup_steps: NonNegativeInt | None = None
-    """Steps of the warm-up. Replaces a preset's warmup_proportion."""
+    """Steps of the warm-up; overrides a preset's warmup_proportion."""
 
     warmup_proportion: Fraction | None = None
-    """The warm-up's fraction of training.steps, rounded up. Replaces a preset's warmup_steps. HF:
-    warmup_ratio."""
+    """Fraction of training.steps, rounded up, for the warm-up; overrides a preset's warmup_steps.
+    HF: warmup_ratio."""
 
     num_cycles: PositiveInt = 1
     """cosine_with_restarts: number of cycles."""
 
     decay_proportion: Fraction = 0.1
-    """wsd: fraction of training.steps at the end in which it goes down, as a cosine."""
+    """wsd: final fraction of training.steps with cosine decay."""
 
     start_step: NonNegativeInt = 0
-    """Step at which the schedule starts; it covers the remaining steps."""
+    """Step at which the schedule starts, for the remaining steps."""
 
     def validate(self) -> None:
         if self.warmup_steps is not None and self.warmup_proportion is not None:
@@ -74,31 +74,31 @@ class Optimizer(ConfigSection):
     """
 
     name: Literal["adamw", "adafactor"] = "adamw"
-    """AdamW, or Adafactor. adafactor: second moments take a row and a column of each weight."""
+    """Optimizer. adafactor: second moments are factored into rows and columns."""
 
     state: Literal["float32", "bfloat16", "8bit_residual8", "8bit_residual16"] = "float32"
     """Precision of the optimizer state. bfloat16: AdamW moments, rounded stochastically.
-    8bit_residual8: 8-bit AdamW moments of matrices plus an 8-bit residual of each 16-bit weight, in
-    place of stochastic rounding; 8bit_residual16: a 16-bit residual."""
+    8bit_residual8: 8-bit AdamW moments of matrices and an 8-bit residual per 16-bit weight instead
+    of stochastic rounding; 8bit_residual16: a 16-bit residual."""
 
     learning_rate: LearningRate = field(default_factory=LearningRate)
 
     beta1: Probability = 0.9
-    """adamw: decay per step of the mean of the gradients."""
+    """adamw: decay of the moving average of gradients."""
 
     beta2: Probability = 0.999
-    """adamw: decay per step of the mean of the squared gradients."""
+    """adamw: decay of the moving average of squared gradients."""
 
     eps: PositiveFloat = 1e-8
-    """adamw: added to the root of the mean of the squared gradients."""
+    """adamw: added to the root of the second moment."""
 
     adafactor: Adafactor = field(default_factory=Adafactor)
 
     weight_decay: NonNegativeFloat = 0.01
-    """Decoupled weight decay; multiplied by the learning rate."""
+    """Decoupled weight decay, multiplied by the learning rate."""
 
     gradient_clipping: PositiveFloat | None = 1.0
-    """Largest norm of all gradients together; longer ones are scaled down. null: no limit."""
+    """Maximum global norm of the gradients. null: no limit."""
 
     @property
     def registry_entry(self) -> OptimizerSpec:
@@ -123,53 +123,50 @@ class CommonTraining(ConfigSection):
     """Number of optimizer steps."""
 
     epochs: PositiveFloat | None = None
-    """Passes over the training data, or a fraction of one; sets training.steps. Without both,
-    three, or one of rollouts."""
+    """Passes over the training data, also fractions; sets training.steps. Without both: three, of
+    rollouts one."""
 
     global_batch_size: PositiveInt = 128
     """Samples of one optimizer step, over all devices."""
 
     stochastic_rounding: bool | None = None
-    """Round updated 16-bit weights and state up or down at random, so that small updates are not
-    lost. null: where nothing is kept of what rounding takes."""
+    """Round updated 16-bit weights and state stochastically. null: where no master weight or
+    residual keeps the rounding error."""
 
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of gradients between the backward pass and the update; they add up in float32 within a
-    pass of micro-batches. bfloat16: rounded once a pass, up or down by a hash of the value, right
-    on average."""
+    """Dtype of stored gradients; within a pass of micro-batches they add up in float32. bfloat16:
+    rounded once a pass, up or down by a hash of the value."""
 
     max_skipped_steps: NonNegativeInt = 10
-    """Steps in a row that may be skipped because loss or gradients are not finite; one more ends
-    the run."""
+    """Most steps in a row that may be skipped for a loss or gradient that is not finite; one more
+    ends the run."""
 
     trainable: Names | None = None
-    """Weights to train: full names (Hugging Face's or PopXL's) or prefixes that end before a dot,
+    """Weights to train: Hugging Face's or PopXL's names, or prefixes that end before a dot,
     separated by commas; * matches any characters. null: all."""
 
     frozen: Names | None = None
-    """Weights to freeze, in the syntax of `trainable`, over which it takes precedence."""
+    """Weights to freeze, in the syntax of `trainable`; takes precedence."""
 
     objective: ObjectiveName = "cross_entropy"
-    """Loss: cross_entropy, of the next token; distill, from a teacher's probabilities too; or of
-    preferences, dpo, ipo, hinge, simpo, orpo, cpo or kto. simpo, orpo and cpo need no reference;
-    kto learns single answers. grpo, dapo, dr_grpo, gspo, rloo: policy gradients of completions with
-    rewards. classification and regression: of the labels of whole texts, by a head of their own;
-    reward: so of chosen and rejected texts. contrastive: of embeddings, InfoNCE over all positives
-    and negatives of the global batch."""
+    """Loss, such as cross_entropy of the next token, or dpo. distill: also from a teacher. dpo,
+    ipo, hinge, simpo, orpo, cpo: preference pairs; kto: single liked or disliked answers. grpo,
+    dapo, dr_grpo, gspo, rloo: policy gradients from stored rollouts. classification, regression:
+    labels of texts; reward: preference pairs, by a scalar head. contrastive: InfoNCE of
+    embeddings."""
 
     label_smoothing: Fraction = 0.0
-    """cross_entropy: share of each label's probability that is spread over the vocabulary, in
-    training alone; dpo, simpo, cpo: fraction of the pairs thought to be in the wrong order."""
+    """cross_entropy: share of the label's probability spread over the vocabulary, in training only;
+    dpo, simpo, cpo: fraction of pairs assumed to be in the wrong order."""
 
     beta: NonNegativeFloat | None = None
-    """Preferences: the weight of log-probabilities; orpo: of the odds. Policy gradients: of the KL
-    divergence from the model that training starts with. null: 0.1; 0.05 of rloo, 0 of other policy
-    gradients. distill: weight of the teacher in the mixture of GKD's generalised JSD, at most 1; 0,
-    the default: KL of the student from the teacher."""
+    """Preferences: β of the loss (null: 0.1); orpo: weight of the odds ratio. Policy gradients:
+    weight of the KL divergence from the initial model (null: 0, of rloo 0.05). distill: β of GKD's
+    generalized JSD, at most 1 (null: 0, the forward KL divergence)."""
 
     temperature: PositiveFloat = 1.0
-    """distill: divisor of both models' logits in the divergence, which is multiplied by its square.
-    Policy gradients: temperature at which the completions were sampled."""
+    """distill: softmax temperature of both models; the divergence is multiplied by its square.
+    Policy gradients: temperature of sampling."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 

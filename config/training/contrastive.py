@@ -14,20 +14,20 @@ class ContrastiveTraining(CommonTraining):
     """Training settings of the contrastive objective."""
 
     pooling: Literal["mean", "last", "eos"] = "mean"
-    """contrastive: the embedding of a text. mean: of its tokens' last hidden states; last: of its
-    last token; eos: of an end token that is appended to it."""
+    """contrastive: embedding of a text, from the last hidden states. mean: of all its tokens; last:
+    its last token; eos: an end token that is appended."""
 
     scale: PositiveFloat = 20.0
-    """contrastive: factor on the cosine similarities, 1 / temperature."""
+    """contrastive: factor on cosine similarities, 1 / temperature."""
 
     symmetric: bool = False
-    """contrastive: each positive also has to find its anchor; the loss is the mean of both."""
+    """contrastive: average with the loss of finding the anchor of each positive."""
 
     bidirectional: bool = False
-    """contrastive: tokens of a decoder-only model attend to later tokens, too."""
+    """contrastive: without the causal mask of decoder-only models."""
 
     negatives: NonNegativeInt = 0
-    """contrastive: number of a row's negatives that are read."""
+    """contrastive: hard negatives read from each row."""
 
     @property
     def texts_per_row(self) -> int:

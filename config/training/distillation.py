@@ -17,26 +17,23 @@ class DistillationTraining(CommonTraining):
     """Training settings of distillation from a teacher."""
 
     teacher: PathText | None = None
-    """distill: the teacher, a Hugging Face model or a run of this program, with the student's
-    vocabulary."""
+    """distill: the teacher, a Hugging Face model or a run, with the student's vocabulary."""
 
     teacher_quantization: Literal["int8", "int4"] | None = None
-    """distill: weight quantization of the teacher's linear layers. null: as its run had it."""
+    """distill: weight quantization of the teacher. null: as in its run."""
 
     top_k: PositiveInt = 32
-    """distill: number of the teacher's likeliest tokens that are learned for each token; 6 bytes
-    each on disk."""
+    """distill: likeliest tokens of the teacher stored per position, 6 bytes each."""
 
     distill_weight: Fraction = 0.5
-    """distill: weight of the divergence from the teacher; the labels' cross-entropy has the rest
-    of 1."""
+    """distill: weight of the divergence from the teacher; 1 minus this is the cross-entropy's."""
 
     distill_rest: Literal["renormalise", "bin"] = "renormalise"
-    """distill: renormalise the probabilities of the likeliest tokens to add up to 1, or have all
-    other tokens in one bin, which has no bias."""
+    """distill: renormalise the likeliest tokens' probabilities, or put all other tokens into one
+    bin, which adds no bias."""
 
     teacher_cache: PathText | None = None
-    """distill: folder of the teacher's outputs, which runs can share. null: that of the run."""
+    """distill: folder of the teacher's outputs that runs can share. null: the run's own."""
 
     @property
     def rest_temperature(self) -> float:

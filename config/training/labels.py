@@ -12,5 +12,5 @@ class LabelTraining(CommonTraining):
     """Training settings of objectives of labeled sequences."""
 
     multi_label: bool | None = None
-    """classification: a text can have several classes, or none, each with a probability of its own.
-    null: true where the labels of the data are lists."""
+    """classification: a text can have several classes or none, each with its own probability. null:
+    true if labels are lists."""

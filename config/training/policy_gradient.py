@@ -26,14 +26,14 @@ class PolicyGradientTraining(CommonTraining):
     """Policy gradients: the ratio is clipped at 1 + epsilon_high. null: epsilon; dapo: 0.28."""
 
     scale_rewards: ScaleRewards | None = None
-    """Policy gradients: divide advantages by the standard deviation of the rewards of a group, of
-    all rows (batch), or not at all. null: group; dr_grpo, rloo: none. rloo has no group."""
+    """Policy gradients: divide advantages by the standard deviation of rewards in a group, in the
+    batch, or not (none). null: group; dr_grpo, rloo: none."""
 
     max_completion_length: PositiveInt = 512
-    """dr_grpo: tokens that each completion's loss is divided by."""
+    """dr_grpo: divisor of each completion's summed loss."""
 
     mask_truncated_completions: bool | None = None
-    """Policy gradients: leave completions without an end token out of the loss. null: true of
+    """Policy gradients: leave completions without an end token out of the loss. null: only of
     dapo."""
 
     def validate(self) -> None:

@@ -14,11 +14,11 @@ class PreferenceTraining(CommonTraining):
     """Training settings of preference objectives."""
 
     gamma: NonNegativeFloat = 0.5
-    """simpo: the margin that is aimed at."""
+    """simpo: target margin."""
 
     reference_cache: PathText | None = None
-    """Folder of the reference model's log-probabilities, which runs can share. null: that of the
-    run."""
+    """Folder of the reference model's log-probabilities that runs can share. null: the run's
+    own."""
 
     def validate(self) -> None:
         super().validate()

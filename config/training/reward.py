@@ -13,5 +13,4 @@ class RewardTraining(CommonTraining):
     """Training settings of reward models."""
 
     center_rewards_coefficient: NonNegativeFloat = 0.0
-    """reward: weight of the squared sum of a pair's rewards, which keeps their mean near 0; 0.01 is
-    usual."""
+    """reward: weight of the squared sum of a pair's rewards, which centers them; usually 0.01."""
