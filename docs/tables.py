@@ -28,9 +28,7 @@ _TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def rewrite_tables(text: str) -> str:
     """Returns the Markdown document with its tables of fields and presets up to date."""
     documented: set[tuple[str, str]] = set()
-    return _TABLE.sub(
-        lambda match: match[1] + _create_table(match[2], documented) + match[3], text
-    )
+    return _TABLE.sub(lambda match: match[1] + _create_table(match[2], documented) + match[3], text)
 
 
 def _create_table(name: str, documented: set[tuple[str, str]]) -> str:

@@ -15,7 +15,6 @@ LEARNING_RATE = 1e-2
 BATCH = 32
 
 
-# [layers]
 class Linear(addons.Module):
     def __init__(self, out_features: int, bias: bool = True):
         super().__init__()
@@ -46,10 +45,6 @@ class Net(addons.Module):
         return self.head(x)
 
 
-# [end]
-
-
-# [optimizer]
 class Adam(addons.Module):
     """AdamW: the update of one variable, in place."""
 
@@ -92,9 +87,6 @@ def optimizer_step(variables, grads, optimizer: addons.Module, lr) -> None:
         facts, graph = optimizer.create_graph(var, var.spec, lr=lr, weight_decay=0.01)
         state = facts.init(prefix=f"optimizer.{name}")
         graph.bind(state).call(var, grads[name])
-
-
-# [end]
 
 
 # [program]

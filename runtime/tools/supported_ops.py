@@ -24,7 +24,6 @@ import popxl_addons.optimizers.adam_8bit
 import popxl_addons.optimizers.weight_residual
 from popxl import ops
 from popxl._ir.op_registry import NoGrad, OpDef, registry
-from runtime.tools.compare_api import missing_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 _PART = re.compile(r"(?<=<!-- supported ops -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -198,8 +197,6 @@ def _generated_lines() -> Iterator[str]:
     yield f"\nFunctions made of others: {_list_text(composed)}. Refused: {_list_text(refused)}.\n"
     yield "\nWhy an op has no gradient:\n\n"
     yield from _reason_lines(ours.values())
-    yield "\nNames of PopXL that are absent or take more than PopXL's:\n\n"
-    yield from (f"- {reason} {_list_text(names)}\n" for reason, names in missing_names().items())
 
 
 def _reason_lines(op_definitions: Iterable[OpDef]) -> Iterator[str]:
