@@ -199,7 +199,7 @@ class ChatTemplate:
                 if messages[i].get(WEIGHT_FIELD) != 0
             ]
         if not any(r.end > r.start for r in spans):
-            raise ConversationError("nothing of it is learned")
+            raise ConversationError("none of its tokens is in the loss")
         self._warn_of_dropped_content(conversation, text, location)
         self._warn_of_unused_settings(
             conversation, prompt[start:] if start < len(prompt) else "", location

@@ -28,14 +28,14 @@ def format_samples(
 ) -> Iterator[str]:
     """Format the samples at `indices` as lines of text."""
     style = "green" if colored else "in {} {}".format(*LOSS_BRACKETS)
-    yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, learned ones are {style}"
+    yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, loss tokens are {style}"
     for number, index in enumerate(indices, 1):
         batch = samples.take(np.asarray([index]))
         texts = sample_format.sequences_with_loss_mask(batch)
         tokens = sum(len(text) for text in texts)
         num_in_loss = sum(in_loss for text in texts for _, in_loss in text)
         noun = "text" if len(texts) == 1 else "texts"
-        yield f"sample {number}: {len(texts)} {noun}, {tokens} tokens, {num_in_loss} learned"
+        yield f"sample {number}: {len(texts)} {noun}, {tokens} tokens, {num_in_loss} in the loss"
         for text in texts:
             yield format_sequence(text, tokenizer, colored)
 

@@ -354,14 +354,14 @@ def _finetuning_defaults(
     rate = ADAPTER_LEARNING_RATE if config.adapter.rank else default
     drifts = config.training.learns_preferences or config.training.row_type == "rollout"
     rate *= PREFERENCE_FACTOR if drifts else 1
-    learned = (
+    loss_setting = (
         {} if sample_format is SEQ2SEQ else {"data__loss_on": "all" if is_plain else "completion"}
     )
     prefix = "training__optimizer__learning_rate"
     return {
         f"{prefix}__maximum": rate,
         f"{prefix}__warmup_proportion": WARMUP_PROPORTION,
-        **learned,
+        **loss_setting,
     }
 
 

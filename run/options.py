@@ -67,7 +67,7 @@ class RunOptions:
         default=0,
         metavar="N",
         type=parse_count_option,
-        help="print N samples as tokens, with what is learned of them",
+        help="print N samples token by token, with the loss tokens marked",
     )
     metrics_port: int | None = _flag_field(
         "--metrics.port",

@@ -181,7 +181,7 @@ def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
     assert learned(ChatTemplate(base, loss="last_turn"), two) == ["d<|im_end|>"]
     assert learned(ChatTemplate(base), talk("a", "b", "c", "d", weight=0)) == ["d<|im_end|>"]
     for nothing, why in (
-        (talk("a", "b", weight=0), "nothing"),
+        (talk("a", "b", weight=0), "none of its tokens"),
         (talk("a", "b").without_last_answer(), "no"),
     ):
         with pytest.raises(ConversationError, match=why):
