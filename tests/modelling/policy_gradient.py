@@ -42,9 +42,13 @@ Logits = Callable[[Mapping[str, torch.Tensor], int], list[torch.Tensor]]
 
 
 def random_examples(count: int, vocabulary: int, longest: int, groups: int = 4) -> list[Example]:
-    """Rollouts of random tokens and rewards; some are truncated, one has no reward."""
+    """Rollouts of random tokens and rewards; some are truncated, one has no reward.
+
+    Prompts have two tokens or more: attention to a single one has no gradient, of whose rounding
+    AdamW makes steps where all other completions of a batch are clipped.
+    """
     rng = np.random.default_rng(5)
-    prompts = [rng.integers(EOS, vocabulary, rng.integers(1, 4)).tolist() for _ in range(groups)]
+    prompts = [rng.integers(EOS, vocabulary, rng.integers(2, 5)).tolist() for _ in range(groups)]
     examples = []
     for index in range(count):
         completion = rng.integers(EOS + 1, vocabulary, rng.integers(1, longest)).tolist()
