@@ -31,6 +31,7 @@ OBJECTIVE_INPUTS = (
     "teacher_ids",
     "teacher_logps",
     "teacher_rest",
+    "teacher_states",
     "advantages",
     "old_per_token_logps",
     "ref_per_token_logps",

@@ -13,6 +13,9 @@ from data.samples import IGNORE_INDEX, ExtendedSamples, Samples
 TEACHER_IDS, TEACHER_LOGPS, TEACHER_REST = "teacher_ids", "teacher_logps", "teacher_rest"
 """Arrays of a batch: a teacher's likeliest tokens, see `modelling.objectives.distillation`."""
 
+TEACHER_STATES = "teacher_states"
+"""Array of a batch: a teacher's last hidden states."""
+
 _BATCH = 64  # samples whose loss tokens are counted at a time
 
 
@@ -58,6 +61,11 @@ def top_tokens_dtype(k: int) -> np.dtype:
     return np.dtype([
         (TEACHER_IDS, "<i4", (k,)), (TEACHER_LOGPS, "<f2", (k,)), (TEACHER_REST, "<f4")
     ])  # fmt: skip
+
+
+def states_dtype(hidden_size: int, dtype: np.dtype) -> np.dtype:
+    """Row of a teacher's outputs: its last hidden state."""
+    return np.dtype([(TEACHER_STATES, dtype, (hidden_size,))])
 
 
 def top_tokens_rows(values: np.ndarray, k: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from modelling.encoder_decoder import EncoderDecoderSpec, encoder_decoder_weight
 from modelling.generation.decoder_only import DecoderOnlyGenerator
 from modelling.generation.encoder_decoder import EncoderDecoderGenerator
 from modelling.generation.generator import GeneratorFactory
-from modelling.layers import LayerAdapters
+from modelling.layers import HeadLoss, LayerAdapters
 from modelling.phases.decoder_only import build_decoder_only_phases
 from modelling.phases.encoder_decoder import build_encoder_decoder_phases, build_encoder_phases
 from modelling.phases.phase_plan import PhasePlan
@@ -39,6 +39,7 @@ class ModelFamily:
     Attributes:
         sample_format: of its data: `data.seq2seq.SEQ2SEQ` or `data.causal_lm.CAUSAL_LM`.
         build_phases: builds the phases of training in the current Ir.
+        build_head: builds a configuration's output layer, inside `use_run_config`.
         generator: returns the generator of a configuration, for a number of sequences per prompt.
         base_weight_map: returns the weight map of a configuration, without adapters.
         to_config_json: returns the content of config.json for a configuration.
@@ -53,6 +54,7 @@ class ModelFamily:
 
     sample_format: SampleFormat
     build_phases: Callable[[PhaseSettings], PhasePlan]
+    build_head: Callable[[Any], HeadLoss]
     generator: GeneratorFactory
     base_weight_map: Callable[[Any], WeightMap]
     to_config_json: Callable[[Any], dict[str, Any]]
@@ -98,6 +100,10 @@ def decoder_family(
     def build_phases(settings: PhaseSettings) -> PhasePlan:
         return build_decoder_only_phases(settings, *build_spec_and_adapters(settings.config))
 
+    def build_head(config: Any) -> HeadLoss:
+        spec, adapters = build_spec_and_adapters(config)
+        return adapters.attach_to_head(spec.head())
+
     def make_generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
         config.check_writes_text()
         return DecoderOnlyGenerator(config, *build_spec_and_adapters(config), sequences)
@@ -108,6 +114,7 @@ def decoder_family(
     return ModelFamily(
         CAUSAL_LM,
         build_phases,
+        build_head,
         make_generator,
         base_weight_map,
         to_config_json,
@@ -132,6 +139,10 @@ def encoder_decoder_family(
         build = build_encoder_decoder_phases if has_decoder else build_encoder_phases
         return build(settings, *build_spec_and_adapters(settings.config))
 
+    def build_head(config: Any) -> HeadLoss:
+        spec, adapters = build_spec_and_adapters(config)
+        return adapters.attach_to_head(spec.head(), spec.token_layer)
+
     def make_generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
         config.check_writes_text()
         return EncoderDecoderGenerator(config, *build_spec_and_adapters(config), sequences)
@@ -142,6 +153,7 @@ def encoder_decoder_family(
     return ModelFamily(
         SEQ2SEQ,
         build_phases,
+        build_head,
         make_generator,
         base_weight_map,
         to_config_json,

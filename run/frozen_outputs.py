@@ -23,6 +23,7 @@ from config.errors import UserError
 from config.sections import RunConfig
 from data.samples import Samples
 from data.token_outputs import (
+    TEACHER_STATES,
     loss_tokens_per_sample,
     select_loss_tokens,
     top_tokens_dtype,
@@ -31,7 +32,7 @@ from data.token_outputs import (
 from files.atomic_writing import write_file_atomically
 from files.errors import WriteError
 from files.formatting import format_bytes, format_path
-from modelling.objectives import Objective, TokenLogps, TopTokens
+from modelling.objectives import HiddenStates, Objective, TokenLogps, TopTokens
 from run.frozen_outputs_file import COMPLETE, DRAFT, OutputsFile, read_complete_file
 from sessions.loss_evaluation import LossSession
 from sessions.session import compile_session
@@ -199,6 +200,19 @@ def token_logps_kind(name: str, temperature: float = 1.0) -> OutputKind:
         to_rows=lambda stats, batch: as_rows(select_loss_tokens(stats, batch), dtype),
         objective=TokenLogps(temperature),
     )
+
+
+def hidden_states_kind(dtype: np.dtype) -> OutputKind:
+    """Returns the kind of the last hidden states of all loss tokens; `dtype` is that of a row."""
+
+    def to_rows(stats: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+        states = select_loss_tokens(stats, batch)
+        rows = np.empty(len(states), dtype)
+        rows[TEACHER_STATES] = states
+        return rows
+
+    name = f"hidden states in {dtype[TEACHER_STATES].base}"
+    return OutputKind(name, dtype, loss_tokens_per_sample, to_rows, HiddenStates())
 
 
 def top_tokens_kind(k: int, temperature: float, vocab_size: int) -> OutputKind:

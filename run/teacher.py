@@ -20,9 +20,16 @@ from files.formatting import format_path, format_value
 from files.run_folder import RunFolder
 from huggingface.hub import load_tokenizer
 from modelling.model_family import get_family
+from modelling.phases.held_teacher import HeldTeacher
 from planning.hardware.memory_check import check_lower_bound
-from planning.teacher_pass import teacher_config
-from run.frozen_outputs import FrozenModel, json_sha256, top_tokens_kind
+from planning.teacher_config import held_teacher, teacher_config, teacher_outputs
+from run.frozen_outputs import (
+    FrozenModel,
+    OutputsSource,
+    hidden_states_kind,
+    json_sha256,
+    top_tokens_kind,
+)
 from run.frozen_outputs_file import remove_stale_drafts
 from run.initial_state import load_weights
 from run.weight_checks import check_digests
@@ -61,6 +68,7 @@ class Teacher:
         """
         if config.training.objective != "distill":
             return None
+        held_teacher(config)  # its errors come before the pass
         of_teacher, tokenizer_name = teacher_config(config)
         _check_vocabulary(config, of_teacher, data.tokenizer, tokenizer_name)
         check_lower_bound(of_teacher)
@@ -83,13 +91,30 @@ class Teacher:
     def add_to(self, samples: Samples) -> Samples:
         """Add the teacher's outputs, stored or computed, to samples; collective."""
         training, vocab_size = self.config.training, self.config.model.output_vocab_size
-        kind = top_tokens_kind(training.top_k, training.rest_temperature, vocab_size)
+        if training.top_k is None:
+            kind = hidden_states_kind(teacher_outputs(self.config, self.model.config)[1])
+        else:
+            kind = top_tokens_kind(training.top_k, training.rest_temperature, vocab_size)
         return SamplesWithTokenOutputs(samples, self.model.outputs(samples, kind))
+
+    @property
+    def held(self) -> HeldTeacher | None:
+        """The teacher's head that the student's program holds; None if it holds none."""
+        return held_teacher(self.config, self.model.weights)
 
     def remove_drafts(self) -> None:
         """Delete unfinished files of outputs that no process is writing."""
         if self.config.training.teacher_cache is None and is_first_process():
             remove_stale_drafts(self.model.folder)
+
+
+def held_head(frozen: OutputsSource | None) -> HeldTeacher | None:
+    """Returns the head that a program holds besides its own; None if that needs none.
+
+    Args:
+        frozen: the frozen model that the objective needs, if any.
+    """
+    return frozen.held if isinstance(frozen, Teacher) else None
 
 
 def _check_vocabulary(
@@ -116,9 +141,10 @@ def _check_vocabulary(
             )
     if needed > rows:
         raise ConfigError(f"{which} has {rows} tokens, but the student {needed}; {advice}")
-    if config.training.top_k > min(rows, config.model.vocab_size):
+    top_k = config.training.top_k
+    if top_k is not None and top_k > min(rows, config.model.vocab_size):
         raise ConfigError(
-            f"training.top_k {config.training.top_k} must be at most the number of tokens, "
+            f"training.top_k {top_k} must be at most the number of tokens, "
             f"{min(rows, config.model.vocab_size)}"
         )
     if teacher.model.target_start != config.model.target_start:

@@ -39,6 +39,7 @@ from run.best_checkpoint import BestCheckpoint, print_best_step
 from run.checkpoint_manager import CheckpointManager
 from run.checkpoint_mirror import CheckpointMirror, open_mirror
 from run.evaluation.evaluator import Evaluator, resolve_metrics
+from run.frozen_outputs import OutputsSource
 from run.hf_export import export_model
 from run.initial_state import InitialState
 from run.learning_rate import LRSchedule, check_iterations, lr_change_message, resolve_epochs
@@ -56,7 +57,7 @@ from run.start_logps import start_logps_for_run
 from run.start_model import StartModel
 from run.startup_warnings import data_warnings, length_warnings, trained_weights_summary
 from run.stop_signal import StopSignal
-from run.teacher import Teacher
+from run.teacher import Teacher, held_head
 from run.watchdog import Watchdog
 from sessions.session import compile_session
 from sessions.training import TrainingSession
@@ -185,7 +186,7 @@ def _set_up_and_train(
     base_folders = _keep_base_models(config, start, start_models, run_folder)
     _warn_unmirrored_bases(config, start, start_models)
     print_profile_plan(config, options, start.step)
-    model = compile_session(lambda: TrainingSession(config), "the training program")
+    model = _compile_model(config, frozen)
     evaluates = config.eval.steps is not None
     evaluator = Evaluator(config, model, data_cache, frozen) if evaluates else None
     if frozen is not None:
@@ -275,6 +276,11 @@ def _print_lr_change(config: RunConfig, start: InitialState) -> None:
 def _verify_checkpoint(start: InitialState) -> None:
     if start.checkpoint is not None:
         start.checkpoint.verify()
+
+
+def _compile_model(config: RunConfig, frozen: OutputsSource | None) -> TrainingSession:
+    teacher = held_head(frozen)
+    return compile_session(lambda: TrainingSession(config, teacher=teacher), "the training program")
 
 
 def _enter_session(stack: ExitStack, model: TrainingSession, start: InitialState) -> None:

@@ -15,7 +15,13 @@ from data.loader import BatchSharding
 from data.samples import Batch, Samples, sample_lengths
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, Objective, make_objective
-from modelling.phases.evaluation import LossProgram, build_loss_program, loss_config
+from modelling.phases.evaluation import (
+    LossProgram,
+    build_loss_program,
+    evaluated_weight_map,
+    loss_config,
+)
+from modelling.phases.held_teacher import HeldTeacher
 from sessions.aux_metrics import compute_metric_sums
 from sessions.length_programs import LengthPrograms
 from sessions.session import ModelSession
@@ -54,23 +60,27 @@ class LossSession(ModelSession):
         config: RunConfig,
         weight_source: ModelSession | None = None,
         objective: Objective | None = None,
+        teacher: HeldTeacher | None = None,
     ) -> None:
         """Build and compile the loss program; configurations for training work, too.
 
         Args:
             weight_source: see `ModelSession`.
             objective: what the head computes; None: the objective of the configuration.
+            teacher: whose head the program holds, if the objective compares with it.
         """
         config = loss_config(config)
         self._sharding = BatchSharding.from_config(config)
         self._family, self.objective = get_family(config), objective or make_objective(config)
-        weight_map = self._family.weight_map(config)
+        weight_map = evaluated_weight_map(self._family.weight_map(config), objective)
+        family = self._family
 
         def build(config: RunConfig) -> LossProgram:
-            return build_loss_program(config, self._family.build_phases, weight_map, objective)
+            return build_loss_program(config, family.build_phases, weight_map, objective, teacher)
 
         self.program = build(config)
-        super().__init__(config, self.program.ir, weight_map, self.program.variables, weight_source)
+        variables = self.program.variables
+        super().__init__(config, self.program.ir, weight_map, variables, weight_source, teacher)
         self._programs = LengthPrograms(config, self.session, self.program, build)
 
     def compute(

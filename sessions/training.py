@@ -20,6 +20,7 @@ from data.samples import Batch
 from modelling.layers import EXPERT_USAGE, LOSS_STATS
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
+from modelling.phases.held_teacher import HeldTeacher
 from modelling.phases.training import TrainingProgram, build_training_program
 from modelling.weights import ShardReader, Variables
 from planning.placement_search import build_best_program
@@ -57,11 +58,14 @@ class StepResult:
 class TrainingSession(ModelSession):
     """Trains a model. Use it as a context manager; write the weights before the first step."""
 
-    def __init__(self, config: RunConfig, gradients: bool = False) -> None:
+    def __init__(
+        self, config: RunConfig, gradients: bool = False, teacher: HeldTeacher | None = None
+    ) -> None:
         """Build and compile the training program.
 
         Args:
             gradients: keep the gradients of the last step for `gradients`.
+            teacher: whose head the program holds, if the objective compares with it.
         """
         self._family = family = get_family(config)
         self._pending: int | None = None  # number of the step whose update is deferred
@@ -71,7 +75,13 @@ class TrainingSession(ModelSession):
         def build_variant(config: RunConfig, variant: ProgramVariant) -> TrainingProgram:
             changed, saved = variant.apply_to(config), dict(variant.saved_layers)
             return build_training_program(
-                changed, family.build_phases, gradients, weight_map, saved, variant.per_pass
+                changed,
+                family.build_phases,
+                gradients,
+                weight_map,
+                saved,
+                variant.per_pass,
+                teacher,
             )
 
         variants = dict[popxl.Ir, ProgramVariant]()
@@ -82,7 +92,8 @@ class TrainingSession(ModelSession):
             return program
 
         self.program = build_best_program(config, build)
-        super().__init__(config, self.program.ir, weight_map, self.program.variables)
+        variables = self.program.variables
+        super().__init__(config, self.program.ir, weight_map, variables, teacher=teacher)
         chosen = variants[self.program.ir]
         self._programs = LengthPrograms(
             config, self.session, self.program, lambda shorter: build_variant(shorter, chosen)

@@ -22,8 +22,9 @@ class DistillationTraining(CommonTraining):
     teacher_quantization: Literal["int8", "int4"] | None = None
     """distill: weight quantization of the teacher. null: as in its run."""
 
-    top_k: PositiveInt = 32
-    """distill: likeliest tokens of the teacher stored per position, 6 bytes each."""
+    top_k: PositiveInt | None = 32
+    """distill: likeliest tokens of the teacher stored per position, 6 bytes each. null: compare all
+    tokens, by its last hidden states and its head."""
 
     distill_weight: Fraction = 0.5
     """distill: weight of the divergence from the teacher; 1 minus this is the cross-entropy's."""
@@ -34,6 +35,11 @@ class DistillationTraining(CommonTraining):
 
     teacher_cache: PathText | None = None
     """distill: folder of the teacher's outputs that runs can share. null: the run's own."""
+
+    @property
+    def holds_teacher(self) -> bool:
+        """True if the student's program has the teacher's head."""
+        return self.objective == "distill" and self.top_k is None
 
     @property
     def rest_temperature(self) -> float:
@@ -48,12 +54,23 @@ class DistillationTraining(CommonTraining):
             )
         if self.objective == "distill" and self.resolved_beta > 1:
             raise ConfigError(f"training.beta {self.resolved_beta:g} of distill must be at most 1")
+        if self.top_k is None:
+            if self.distill_rest == "bin":
+                raise ContradictionError(
+                    "training.distill_rest bin is for tokens outside the likeliest ones, but "
+                    "training.top_k null compares all tokens",
+                    {"training.distill_rest": "renormalise"},
+                    "training.top_k",
+                )
+            return
         if self.objective == "distill" and self.beta and self.distill_rest != "bin":
             raise ContradictionError(
                 "training.beta compares with the student's probability of all tokens: set "
-                "training.distill_rest bin",
+                "training.distill_rest bin or training.top_k null",
                 {"training.distill_rest": "bin"},
                 "training.beta",
             )
         if self.top_k > MAX_TOP_K:
-            raise ConfigError(f"training.top_k {self.top_k} must be at most {MAX_TOP_K}")
+            raise ConfigError(
+                f"training.top_k {self.top_k} must be at most {MAX_TOP_K}; null takes all tokens"
+            )

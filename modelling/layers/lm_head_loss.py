@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from data.token_outputs import TEACHER_STATES
 from modelling.fp8 import fp8_head_context
 from modelling.layers.chunk_loop import ChunkLoop, LossChunkLoop
 from modelling.layers.dropout import NO_DROPOUT, Dropout
@@ -12,7 +13,11 @@ from modelling.layers.experts import ExpertUsage
 from modelling.layers.head_loss import HeadLoss
 from modelling.layers.lm_head import Bias, LMHead
 from modelling.layers.module import Module
+from modelling.objectives import TEACHER_LOGITS, FullDistillation, TeacherStates
 from popxl import Tensor
+
+TEACHER = "teacher"
+"""Name of the module in a student's output layer that is its teacher's."""
 
 MAX_LOGIT_BYTES = 2**32
 """Limit on the logits that a replica computes at a time."""
@@ -26,7 +31,12 @@ class LMHeadLoss(HeadLoss):
         std, bias, softcap, hf_linear: see `LMHead`.
         tokens: the embedding, if the head is tied to it.
         scale: factor on the logits.
+
+    Attributes:
+        teacher: the output layer of the teacher, see `hold_teacher`.
     """
+
+    teacher: LMHeadLoss | None = None
 
     def __init__(
         self,
@@ -50,13 +60,21 @@ class LMHeadLoss(HeadLoss):
         with fp8_head_context(self.config):
             self.lm_head = LMHead(std, self.tied, bias, softcap, hf_linear)
 
+    def hold_teacher(self, teacher: LMHeadLoss, states: TeacherStates) -> None:
+        """Adds a teacher's output layer, which makes logits of its hidden states."""
+        assert isinstance(self.objective, FullDistillation), "nothing else reads a teacher's logits"
+        self.objective.states, self.teacher = states, teacher
+
     def loss_stats(self, features: Tensor, token_inputs: Mapping[str, Tensor]) -> Tensor:
         """Computes the objective's statistics, in chunks of tokens if the logits are large."""
+        if not self.objective.reads_logits:
+            return self.objective.loss_stats(features, token_inputs, self.layout, self.groups)
         num_chunks, by_token = self._num_chunks(features), [*token_inputs.values()]
+        held = [] if self.teacher is None else self.teacher._head_weights()
         if num_chunks == 1:
             logits = self.lm_head(features, self._embedding_weights())
-            return self._stats_of_logits(logits, by_token)
-        weights = self.lm_head.head_weights(self._embedding_weights())
+            return self._stats_of_logits(logits, [*by_token, *held])
+        weights = self._head_weights()
         floats = [self.groups.copy_to_tp(features), *weights]
 
         def stats_of_chunk(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
@@ -64,16 +82,27 @@ class LMHeadLoss(HeadLoss):
             return self._stats_of_logits(logits, inputs[len(floats) :])
 
         length_axis = 0 if self.layout.transposed else 1
-        axes = [length_axis, *[None] * len(weights), *[1] * len(by_token)]
+        axes = [length_axis, *[None] * len(weights), *[1] * len(by_token), *[None] * len(held)]
         out_axis = 1 if self.objective.has_token_stats else None
         loop: ChunkLoop = ChunkLoop(stats_of_chunk, num_chunks, axes, len(floats), out_axis)
         if self.objective.sums_token_losses and not self.is_eval:
             loop = LossChunkLoop(stats_of_chunk, num_chunks, axes, len(floats))
         call = self.call_module(loop, "sliced", autodiff="none" if self.is_eval else "auto")
-        return call([*floats, *by_token])[0]
+        return call([*floats, *by_token, *held])[0]
 
-    def _stats_of_logits(self, logits: Tensor, token_inputs: Sequence[Tensor]) -> Tensor:
-        by_name = dict(zip(self.objective.token_inputs, token_inputs, strict=True))
+    def _stats_of_logits(self, logits: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Computes the statistics of logits.
+
+        Args:
+            inputs: the objective's `token_inputs`, then the weights of the teacher's head.
+        """
+        names = [*self.objective.token_inputs]
+        by_name = dict(zip(names, inputs, strict=False))
+        if self.teacher is not None:
+            states = self.layout.transpose_if_sequence_first(by_name.pop(TEACHER_STATES))
+            by_name[TEACHER_LOGITS] = self.teacher.lm_head.compute_logits(
+                states, *inputs[len(names) :]
+            )
         return self.objective.loss_stats(logits, by_name, self.layout, self.groups)
 
     def _num_chunks(self, features: Tensor) -> int:
@@ -83,9 +112,14 @@ class LMHeadLoss(HeadLoss):
         groups, length = self.groups, self.layout.sequence_length(features)
         tokens = features.nelms // features.shape[-1]
         itemsize = self.lm_head.product_dtype(features).itemsize
+        if self.teacher is not None:
+            itemsize += self.teacher.lm_head.product_dtype(features).itemsize
         nbytes = itemsize * tokens * groups.vocab_shard_size(self.lm_head.vocab_size)
         divisors = (n for n in range(1, length) if not length % n)
         return next((n for n in divisors if nbytes <= n * MAX_LOGIT_BYTES), length)
+
+    def _head_weights(self) -> list[Tensor]:
+        return self.lm_head.head_weights(self._embedding_weights())
 
     def _embedding_weights(self) -> list[Tensor] | None:
         return self.tokens.embedding_weights() if self.tied else None

@@ -153,6 +153,17 @@ class Module(addons.Module):
         setattr(owner, name, self._submodules.pop(name))
         return owner
 
+    def resize_sharded_axes(self, size: int) -> None:
+        """Changes the length of the axis along which each parameter of this module is sharded."""
+        for key, mapping in self._mappings.items():
+            if mapping.axis is not None:
+                axis = 1 - mapping.axis if mapping.transpose else mapping.axis
+                weights = tuple(
+                    replace(w, shape=(*w.shape[:axis], size, *w.shape[axis + 1 :]))
+                    for w in mapping.weights
+                )
+                self._mappings[key] = replace(mapping, weights=weights)
+
     # ---- variables ------------------------------------------------------------------------------
     def is_quantizable(self, mapping: WeightMapping) -> bool:
         """True if a weight mapping's parameter can be quantized."""

@@ -9,6 +9,9 @@ from modelling.objectives.contrastive import Contrastive as Contrastive
 from modelling.objectives.cross_entropy import CrossEntropy as CrossEntropy
 from modelling.objectives.distillation import Distillation as Distillation
 from modelling.objectives.distillation import TopTokens as TopTokens
+from modelling.objectives.full_distillation import TEACHER_LOGITS as TEACHER_LOGITS
+from modelling.objectives.full_distillation import FullDistillation as FullDistillation
+from modelling.objectives.full_distillation import TeacherStates as TeacherStates
 from modelling.objectives.objective import LOSS_WEIGHT as LOSS_WEIGHT
 from modelling.objectives.objective import Objective as Objective
 from modelling.objectives.policy_gradient import POLICY_LOSSES
@@ -17,11 +20,17 @@ from modelling.objectives.pooled import LabelObjective
 from modelling.objectives.preference import PREFERENCE_LOSSES
 from modelling.objectives.preference import PreferenceObjective as PreferenceObjective
 from modelling.objectives.reward import RewardObjective
+from modelling.objectives.token_outputs import HiddenStates as HiddenStates
 from modelling.objectives.token_outputs import TokenLogps as TokenLogps
+
+
+def _make_distillation(config: RunConfig) -> Distillation:
+    return FullDistillation(config) if config.training.holds_teacher else Distillation(config)
+
 
 OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
     "cross_entropy": CrossEntropy,
-    "distill": Distillation,
+    "distill": _make_distillation,
     **dict.fromkeys(PREFERENCE_LOSSES, PreferenceObjective),
     **dict.fromkeys(("classification", "regression"), LabelObjective),
     "contrastive": Contrastive,

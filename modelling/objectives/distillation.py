@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,10 +79,11 @@ class Distillation(CrossEntropy):
         self._weight, self._temperature = training.distill_weight, training.temperature
         self._beta = training.resolved_beta
         self._has_bin = training.distill_rest == "bin"
+        k = training.top_k or 0
         self.token_inputs = {
             "labels": lambda labels: labels,
-            TEACHER_IDS: _per_token(popxl.int32, training.top_k),
-            TEACHER_LOGPS: _per_token(popxl.float16, training.top_k),
+            TEACHER_IDS: _per_token(popxl.int32, k),
+            TEACHER_LOGPS: _per_token(popxl.float16, k),
             **({TEACHER_REST: _per_token(popxl.float32)} if self._has_bin else {}),
         }
 
@@ -103,12 +104,14 @@ class Distillation(CrossEntropy):
         labels, ids = flat["labels"], flat[TEACHER_IDS]
         chosen = sharded.of_tokens(ops.concat([labels, ids], 1))
         of_label, of_ids = ops.split(chosen, [1, ids.shape[1]], 1)
-        losses = ops.concat(
-            [sharded.logsumexp() - of_label, self._divergence(sharded, of_ids, flat)], 1
-        )
+        divergence = self._divergence(sharded, of_ids, flat)
+        return self._sum_counted([sharded.logsumexp() - of_label, divergence], labels)
+
+    def _sum_counted(self, losses: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Sums values of loss tokens: several (tokens, 1) -> (1, n)."""
         ignored = ops.equal(labels, popxl.constant(IGNORE_INDEX, popxl.int32, "ignored"))
-        counted = ops.where(ignored, popxl.constant(0.0, popxl.float32), losses)
-        return ops.sum(counted, [0], keepdims=True)
+        zero = popxl.constant(0.0, popxl.float32)
+        return ops.sum(ops.where(ignored, zero, ops.concat(losses, 1)), [0], keepdims=True)
 
     def _divergence(
         self, logits: ShardedLogits, of_ids: Tensor, inputs: Mapping[str, Tensor]
@@ -137,9 +140,10 @@ class Distillation(CrossEntropy):
             return _kl(teacher, student)
         if beta == 1:
             return _kl(student, teacher)
-        shape = (*student.shape, 1)
-        both = [(student + math.log1p(-beta)), (teacher + math.log(beta))]
-        mixture = ops.logsumexp(ops.concat([t.reshape(shape) for t in both], 2), 2)
+        parts = student + math.log1p(-beta), teacher + math.log(beta)
+        largest = ops.detach(ops.maximum(*parts))
+        total = ops.exp(parts[0] - largest) + ops.exp(parts[1] - largest)
+        mixture = largest + ops.log(total)
         return _kl(teacher, mixture) * beta + _kl(student, mixture) * (1 - beta)
 
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:

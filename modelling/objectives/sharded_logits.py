@@ -68,6 +68,11 @@ class ShardedLogits:
         total = self.groups.reduce_from_tp(ops.sum(ops.exp(self.local), axis=-1, keepdims=True))
         return ops.log(ops.maximum(total, popxl.constant(SMALLEST_SUM, popxl.float32)))
 
+    def log_softmax(self) -> ShardedLogits:
+        """Returns log-probabilities; no logit may exceed 0."""
+        total = self.groups.copy_to_tp(self.logsumexp())
+        return ShardedLogits(self.local - total, self.groups)
+
     def of_tokens(self, ids: Tensor) -> Tensor:
         """Returns the logits of token ids, int32 (tokens, k) -> float32 (tokens, k).
 

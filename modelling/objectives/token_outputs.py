@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import popxl
 from modelling.objectives.cross_entropy import CrossEntropy, token_losses
-from popxl import Tensor
+from popxl import Tensor, ops
 
 if TYPE_CHECKING:
     from modelling.layers.activation_layout import ActivationLayout
@@ -55,6 +55,18 @@ class TokenOutputs(CrossEntropy):
 
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         return popxl.constant(0.0, popxl.float32)
+
+
+class HiddenStates(TokenOutputs):
+    """The last hidden state of each token, of which the LM head makes logits."""
+
+    reads_logits = False
+
+    def token_values(
+        self, logits: Tensor, labels: Tensor, layout: ActivationLayout, groups: ParallelGroups
+    ) -> Tensor:
+        states = logits.reshape((labels.nelms, logits.shape[-1]))
+        return states if states.dtype == popxl.float32 else ops.cast(states, popxl.float32)
 
 
 class TokenLogps(TokenOutputs):

@@ -9,7 +9,7 @@ from modelling.layers import ActivationLayout, LayerAdapters
 from modelling.phases.block_wrappers import RouterOnlyBlock, TrainingBlock
 from modelling.phases.buffers import ActivationBuffers, InputBuffers
 from modelling.phases.dense_layers import build_dense_runs, name_layer_outputs
-from modelling.phases.loss_phases import build_loss_phases
+from modelling.phases.loss_phases import build_loss_phases, set_objective
 from modelling.phases.moe_layers import build_moe_runs
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
@@ -26,7 +26,7 @@ def build_decoder_only_phases(
     (`data.causal_lm.compute_segment_starts`); where expert usage is counted, `segment_ids`.
     """
     config, head = settings.config, adapters.attach_to_head(decoder.head())
-    head.objective = settings.objective or head.objective
+    set_objective(head, settings)
     layers = adapters.build_layers(decoder.layer_names, decoder.layer_types, decoder.block)
     model, batch = config.model, config.execution.micro_batch_size
     input_ids = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)

@@ -32,7 +32,7 @@ from modelling.layers.output_layer import PooledHeadLoss
 from modelling.layers.packing import Packing
 from modelling.phases.buffers import ActivationBuffers, InputBuffers, LayerIO
 from modelling.phases.dense_layers import build_runs_by_type, runs_in_order
-from modelling.phases.loss_phases import build_loss_phases
+from modelling.phases.loss_phases import build_loss_phases, set_objective
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
 from modelling.phases.settings import PhaseSettings
@@ -77,7 +77,7 @@ def build_encoder_decoder_phases(
     """
     config, token_layer = settings.config, model.token_layer
     head = adapters.attach_to_head(model.head(), token_layer)
-    head.objective = settings.objective or head.objective
+    set_objective(head, settings)
     packing, batch = (
         Packing.from_config(config, answers_per_example(config)),
         config.execution.micro_batch_size,
@@ -120,7 +120,7 @@ def build_encoder_phases(
     Input streams: `input_ids` and `mask`, and those of the objective, of the same shape.
     """
     head = PooledHeadLoss(None, "", None)
-    head.objective = settings.objective or head.objective
+    set_objective(head, settings)
     inputs = _make_inputs(head.objective.input_specs(_token_spec(settings)), settings)
     encoder, runs = _build_encoder(inputs, settings, model, adapters)
     last, batch_loss = build_loss_phases("head", head, {"x": encoder.last_row}, inputs, settings)

@@ -11,6 +11,7 @@ from config.sections import RunConfig
 from modelling.ir_building import build_ir
 from modelling.layers.head_loss import LOSS_STATS
 from modelling.objectives import Objective
+from modelling.phases.held_teacher import HeldTeacher, with_teacher
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs
@@ -47,11 +48,19 @@ def loss_config(config: RunConfig) -> RunConfig:
     )
 
 
+def evaluated_weight_map(weight_map: WeightMap, objective: Objective | None) -> WeightMap:
+    """Returns the weights that a loss program reads: without an LM head, if it needs no logits."""
+    if objective is None or objective.reads_logits:
+        return weight_map
+    return weight_map.filter_mappings(lambda mapping: not mapping.path.startswith("lm_head."))
+
+
 def build_loss_program(
     config: RunConfig,
     build_phases: Callable[[PhaseSettings], PhasePlan],
     weight_map: WeightMap,
     objective: Objective | None = None,
+    teacher: HeldTeacher | None = None,
 ) -> LossProgram:
     """Build the loss program of a configuration, with `model.eval` set.
 
@@ -60,10 +69,13 @@ def build_loss_program(
 
     Args:
         objective: what the head computes; None: the objective of the configuration.
+        teacher: see `PhaseSettings`.
     """
     with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
-        phase_plan = build_phases(PhaseSettings(config, groups, weight_map, objective=objective))
+        in_program = with_teacher(weight_map, teacher)
+        settings = PhaseSettings(config, groups, in_program, objective=objective, teacher=teacher)
+        phase_plan = build_phases(settings)
         variables = {phase.name: phase.init_variables() for phase in phase_plan.phases}
         phase_plan.inputs.load_from_host()
         phase_plan.forward(StepInputs())

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import popxl
 from modelling.layers import HeadLoss
 from modelling.layers.batch_loss import BatchLoss
-from modelling.layers.output_layer import PooledHeadLoss
+from modelling.layers.output_layer import PooledHeadLoss, as_lm_head
 from modelling.objectives import Contrastive
 from modelling.phases.batch_loss_phase import (
     BatchLossPhase,
@@ -20,6 +20,14 @@ from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhaseRun
 from modelling.phases.settings import PhaseSettings
+
+
+def set_objective(head: HeadLoss, settings: PhaseSettings) -> None:
+    """Set what an output layer computes, with the teacher that it compares with."""
+    if settings.objective is not None:
+        head.objective = settings.objective
+    elif settings.teacher is not None:
+        as_lm_head(head).hold_teacher(settings.teacher.build_head(), settings.teacher.states)
 
 
 def build_loss_phases(

@@ -11,6 +11,7 @@ from config.model import QuantConfig
 from config.sections import RunConfig
 from modelling.layers.parallel import ParallelGroups
 from modelling.objectives import Objective
+from modelling.phases.held_teacher import HeldTeacher
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.weight_map import format_missing_mapping
 from modelling.weights.weight_mapping import WeightsError, is_quantizable
@@ -35,6 +36,7 @@ class PhaseSettings:
         per_pass: micro-batches per pass where `execution.micro_batches_per_pass` is auto; None:
             all.
         objective: what the head computes in place of the config's objective; None: that.
+        teacher: whose head the student's is held beside; None: none.
     """
 
     config: RunConfig
@@ -43,6 +45,7 @@ class PhaseSettings:
     saved_fractions: Mapping[str, float] = field(default_factory=dict)
     per_pass: int | None = None
     objective: Objective | None = None
+    teacher: HeldTeacher | None = None
 
     @property
     def num_micro_batches(self) -> int:

@@ -26,6 +26,10 @@ CLASSIFIER = "classifier."
 """Beginning of the paths of a classification head's variables."""
 
 
+TEACHER = "teacher."
+"""Beginning of the paths of a teacher's variables in its student's head."""
+
+
 class WeightsError(UserError, ValueError):
     """Error: weights or state do not fit the configured model or program."""
 
@@ -254,7 +258,7 @@ def is_linear(mapping: WeightMapping) -> bool:
     return (
         mapping.transpose
         and mapping.path != HEAD
-        and not mapping.path.startswith(CLASSIFIER)
+        and not mapping.path.startswith((CLASSIFIER, TEACHER))
         and not mapping.is_adapter
         and not mapping.expert_matrices
     )

@@ -29,6 +29,7 @@ from run.evaluation.text_metrics import (
     sacrebleu_scores,
 )
 from run.frozen_outputs import OutputsSource
+from run.teacher import held_head
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession, compile_session
 from terminal.screen import progress_bar, say
@@ -82,8 +83,10 @@ class Evaluator:
             samples = data.make_samples(corpus, for_eval=True)
             self._samples = samples if frozen is None else frozen.add_to(samples)
             self._warn_truncated(self._samples.truncation.prompts)
+            teacher = held_head(frozen)
             self._losses = compile_session(
-                lambda: LossSession(config, weight_source), "the program of the loss"
+                lambda: LossSession(config, weight_source, teacher=teacher),
+                "the program of the loss",
             )
         self._predictor: GenerativePredictor | LabelPredictor | None = None
         answers = {*task.metric_names}.difference(RETRIEVAL_METRICS)

@@ -198,6 +198,46 @@ def first_kd_loss(folder: Path, teacher: Path, rows: Path, *flags: str) -> float
 
 
 @pytest.mark.slow
+def test_a_run_holds_the_teachers_head(teacher, rows, tmp_path, monkeypatch, capsys) -> None:
+    """Continued, evaluated and exported as any; its checkpoints are without the head."""
+    whole = ("--training.top_k", "null", "--training.beta", "0.5")
+    best = ("--eval.steps", "2", "--checkpoint.keep_best", "kd_loss")
+    at_once, halved = tmp_path / "run", tmp_path / "halved"
+    assert train(at_once, teacher, rows, *whole, *best, "--steps", "4") == 0
+    said = capsys.readouterr().err
+    tokens = sum(path.stat().st_size for path in (at_once / "teacher").iterdir()) // (64 * 4)
+    assert f"20 of 20 samples to compute, {tokens * 64 * 4 / 1e3:.2f} kB" in said
+    for steps in ("2", "4"):
+        assert train(halved, teacher, rows, *whole, *best, "--steps", steps) == 0
+    assert contents(halved) == contents(at_once)
+    check_equal(weights_of(halved), weights_of(at_once))
+    assert not any("teacher" in name for name in weights_of(at_once))
+    *_, last = read_metrics(at_once / "metrics.jsonl")
+    assert run_validation.main(["--load", str(at_once)]) == 0
+    found = json.loads((at_once / "eval.json").read_text())
+    assert found["kd_loss"] == pytest.approx(last["eval_kd_loss"], rel=1e-5)
+    hf = tmp_path / "hf"
+    assert run_export.main(["--load", str(at_once), "--save-hf", str(hf)]) == 0
+    capsys.readouterr()
+    plan = ("--plan", "--machine", "rtx4090", "--load", "random", "--training.objective", "distill")
+    command = [*MODEL, *plan, "--training.teacher", str(teacher), *whole]
+    assert run_finetuning.main(command) == 0
+    assert "256 bytes a loss token" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_held_head_must_be_plain(teacher, rows, tmp_path, capsys) -> None:
+    adapted = ("--adapter.rank", "2", "--adapter.targets", "lm_head", "--steps", "1")
+    data = ("--data.train", str(rows), "--load", str(teacher))
+    assert small_runs.train(tmp_path / "tuned", *BATCH, *RATE, *data, *adapted) == 0
+    whole = ("--training.top_k", "null", "--steps", "1")
+    assert train(tmp_path / "run", tmp_path / "tuned", rows, *whole) == 2
+    assert "merge them with run_export.py --merge" in capsys.readouterr().err
+    assert train(tmp_path / "run", teacher, rows, *whole, "--training.distill_rest", "bin") == 2
+    assert "top_k null compares all tokens" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_processes_share_the_teachers_outputs(rows: Path, tmp_path: Path) -> None:
     """One writes them, all read them; the metrics are those of one process."""
     teacher = random_model(tmp_path / "teacher", "--config", "gptj_tiny", "--layers", "1",
