@@ -52,7 +52,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and the prompts, generate answers and print them."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, CONFIG_LOADER)
-    line.config.check_writes_text()
+    line.config.check_generates_text()
     given = line.options
     if given.prompts and given.file is not None:
         raise ConfigError("there are prompts as arguments and in --file: give one of them")

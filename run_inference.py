@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     line = read_command_line(
         __doc__, "inference", "gptj_6B_gpu", arguments, loader=CONFIG_LOADER, takes_default=True
     )
-    line.config.check_writes_text()
+    line.config.check_generates_text()
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
     from planning.auto_config import resolve_auto_fields

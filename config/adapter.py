@@ -112,7 +112,7 @@ class Adapter(ConfigSection):
 
     def is_fully_trained(self, module: str) -> bool:
         """Returns whether a module belongs to `modules_to_save`, and so is trained in full."""
-        return any(is_within(module, name) for name in split_names(self.modules_to_save))
+        return any(is_inside_module(module, name) for name in split_names(self.modules_to_save))
 
     def lora_rank(self, *names: str) -> int:
         """Returns the LoRA rank of a module, given by its Hugging Face and program names."""
@@ -156,7 +156,7 @@ def ends_with_name(module: str, name: str) -> bool:
     return f".{module}".endswith(f".{name}")
 
 
-def is_within(module: str, name: str) -> bool:
+def is_inside_module(module: str, name: str) -> bool:
     """Returns whether the name of a module, or of a module around it, ends with `name`.
 
     As in PEFT's `modules_to_save`, `name` can begin inside a word.

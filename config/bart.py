@@ -221,7 +221,7 @@ class BartConfig(RunConfig):
                 f"model.decoder_vocab_size is {self.model.decoder_vocab_size}"
             )
 
-    def min_weights(self) -> int:
+    def min_num_weights(self) -> int:
         m = self.model
         encoder = m.encoder_layers * (4 * m.hidden_size + 2 * m.encoder_ffn_dim)
         decoder = m.decoder_layers * (8 * m.hidden_size + 2 * m.decoder_ffn_dim)
@@ -242,8 +242,8 @@ class BartConfig(RunConfig):
             "the answers of a run": answers * m.decoder_sequence_length * 4,
         }
 
-    def linear_inputs(self) -> dict[str, int]:
+    def linear_input_sizes(self) -> dict[str, int]:
         m, parts = self.model, self.execution.tensor_parallel
         sizes = {n: getattr(m, n) for n in ("hidden_size", "encoder_ffn_dim", "decoder_ffn_dim")}
         shards = {f"model.{n} / execution.tensor_parallel": x // parts for n, x in sizes.items()}
-        return super().linear_inputs() | shards
+        return super().linear_input_sizes() | shards

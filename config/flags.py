@@ -229,7 +229,7 @@ def parse_field_overrides(
     return nested
 
 
-def with_implied_search(
+def infer_search_strategy(
     overrides: Mapping[str, Any], base_values: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Sets the generation strategy to which the given generation settings belong.

@@ -123,11 +123,11 @@ class GPTJConfig(RunConfig):
             "model.attention.heads": self.model.attention.heads
         }
 
-    def min_weights(self) -> int:
+    def min_num_weights(self) -> int:
         m = self.model
         a_layer = 4 * m.hidden_size + 2 * m.ffn_hidden_size
         return m.hidden_size * (
-            m.layers * a_layer + self.vocabulary_tables * m.embedding.vocab_size
+            m.layers * a_layer + self.num_vocab_matrices * m.embedding.vocab_size
         )
 
     def min_bytes(self) -> dict[str, int]:
@@ -139,8 +139,8 @@ class GPTJConfig(RunConfig):
             ),
         }
 
-    def linear_inputs(self) -> dict[str, int]:
+    def linear_input_sizes(self) -> dict[str, int]:
         parts = self.execution.tensor_parallel
-        return super().linear_inputs() | {
+        return super().linear_input_sizes() | {
             "model.hidden_size / execution.tensor_parallel": self.model.hidden_size // parts
         }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 FIELD = "data.length_buckets"
 
 
-def listed_lengths(config: RunConfig) -> tuple[int, ...]:
+def configured_bucket_lengths(config: RunConfig) -> tuple[int, ...]:
     """Returns the padded lengths listed in `data.length_buckets`; none for decoder-only models."""
     text = getattr(config.data, "length_buckets", None)
     return tuple(sorted({int(length) for length in split_names(text)}))
@@ -22,7 +22,7 @@ def listed_lengths(config: RunConfig) -> tuple[int, ...]:
 def bucket_lengths(config: RunConfig) -> tuple[int, ...]:
     """Returns the padded lengths of all buckets, ascending; the last is `sequence_length`."""
     longest = config.model.sequence_length
-    return (*(length for length in listed_lengths(config) if length < longest), longest)
+    return (*(length for length in configured_bucket_lengths(config) if length < longest), longest)
 
 
 def bucket_configs(config: RunConfig) -> list[RunConfig]:
@@ -35,7 +35,7 @@ def bucket_configs(config: RunConfig) -> list[RunConfig]:
 
 def check_length_buckets(config: RunConfig) -> None:
     """Raises ConfigError for length buckets with which the configured run cannot train."""
-    lengths, execution = listed_lengths(config), config.execution
+    lengths, execution = configured_bucket_lengths(config), config.execution
     if not lengths or config.model.eval:
         return
     if execution.device_iterations > 1:
@@ -54,6 +54,6 @@ def check_length_buckets(config: RunConfig) -> None:
             )
 
 
-def unused_lengths(config: RunConfig) -> tuple[int, ...]:
+def unused_bucket_lengths(config: RunConfig) -> tuple[int, ...]:
     """Returns the listed bucket lengths that are not padded to: `sequence_length` and above."""
-    return tuple(n for n in listed_lengths(config) if n >= config.model.sequence_length)
+    return tuple(n for n in configured_bucket_lengths(config) if n >= config.model.sequence_length)

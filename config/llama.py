@@ -422,7 +422,7 @@ class LlamaConfig(RunConfig):
                 "training.optimizer.name",
             )
 
-    def expert_weights(self) -> int:
+    def num_expert_weights(self) -> int:
         return 3 * self.experts * self.model.hidden_size * self.model.ffn_hidden_size
 
     @property
@@ -446,11 +446,11 @@ class LlamaConfig(RunConfig):
             sizes["model.num_experts"] = self.experts
         return super().tensor_parallel_sizes() | sizes | self._intermediate_sizes()[0]
 
-    def min_weights(self) -> int:
+    def min_num_weights(self) -> int:
         m = self.model
         of_attention = 2 * (m.num_attention_heads + m.num_key_value_heads) * m.head_dim
         a_layer = of_attention + 3 * m.ffn_hidden_size * (m.num_experts or 1)
-        tables = self.vocabulary_tables
+        tables = self.num_vocab_matrices
         return m.hidden_size * (m.num_hidden_layers * a_layer + tables * m.vocab_size)
 
     def min_bytes(self) -> dict[str, int]:
@@ -465,9 +465,9 @@ class LlamaConfig(RunConfig):
             ),
         }
 
-    def linear_inputs(self) -> dict[str, int]:
+    def linear_input_sizes(self) -> dict[str, int]:
         parts, m = self.execution.tensor_parallel, self.model
         sharded, full = self._intermediate_sizes()
         sharded = {"heads × head_dim": m.num_attention_heads * m.head_dim} | sharded
         local = {f"{name} / execution.tensor_parallel": n // parts for name, n in sharded.items()}
-        return super().linear_inputs() | full | local
+        return super().linear_input_sizes() | full | local

@@ -103,7 +103,7 @@ class RunConfig(ConfigSection):
         """True if a layer's experts can be split into groups that are loaded in turn."""
         return self.experts > 1 and not self.execution.expert_parallel
 
-    def expert_weights(self) -> int:
+    def num_expert_weights(self) -> int:
         """Returns the number of expert weights in a layer."""
         return 0
 
@@ -162,7 +162,7 @@ class RunConfig(ConfigSection):
         return bool(self.model.tie_word_embeddings)
 
     @property
-    def vocabulary_tables(self) -> int:
+    def num_vocab_matrices(self) -> int:
         """Number of weights with a row per token: the embedding, and a head of its own."""
         return 1 if self.ties_lm_head or self.training.head != "lm" else 2
 
@@ -198,7 +198,7 @@ class RunConfig(ConfigSection):
         tokens = self._concurrent_samples * m.sequence_length
         some = m.eval or self.has_frozen_weights  # trained may be as little as a norm
         kept = 1 if some else m.num_hidden_layers
-        elements = self.min_weights()
+        elements = self.min_num_weights()
         return {
             "the weights": elements * (m.quant.bits if m.quant else 8 * item) // 8,
             "gradients and moments": 0 if some else elements * self._min_state_bytes(),
@@ -212,7 +212,7 @@ class RunConfig(ConfigSection):
         state = sum(slot.itemsize for slot in slots if slot.per == "element")
         return ITEM_BYTES[self.training.gradient_dtype] + state
 
-    def min_weights(self) -> int:
+    def min_num_weights(self) -> int:
         """Returns a lower bound on the number of weights; model families override it."""
         m = self.model
         return m.hidden_size * (m.vocab_size + m.num_hidden_layers)
@@ -420,7 +420,7 @@ class RunConfig(ConfigSection):
                 "training.optimizer.name",
             )
 
-    def check_writes_text(self) -> None:
+    def check_generates_text(self) -> None:
         """Raises ConfigError for a model without a language model's head, which writes nothing."""
         if self.training.head != "lm":
             raise ConfigError(
@@ -435,7 +435,7 @@ class RunConfig(ConfigSection):
         """
         return {self.model.field_path("hidden_size"): self.model.hidden_size}
 
-    def linear_inputs(self) -> dict[str, int]:
+    def linear_input_sizes(self) -> dict[str, int]:
         """Returns the input features of the linear layers on one device, by name.
 
         Model families add more.
@@ -455,7 +455,7 @@ class RunConfig(ConfigSection):
                 {"model.quantization": None, "fp8.enabled": False},
             )
         size, in_a_word = quant_config.group_size, 16 // quant_config.bits
-        for name, value in self.linear_inputs().items():
+        for name, value in self.linear_input_sizes().items():
             if value % size or size % in_a_word:
                 raise ConfigError(
                     f"model.quantization_group_size {size} must be a multiple of "

@@ -127,13 +127,13 @@ class T5Config(RunConfig):
             "model.d_ff": self.model.d_ff,
         }
 
-    def min_weights(self) -> int:
+    def min_num_weights(self) -> int:
         m = self.model
         inner = m.attention.heads * m.attention.d_kv
         feed_forward = (2 + m.is_gated_act) * m.d_ff
         encoder = m.layers * (4 * inner + feed_forward)
         decoder = m.num_decoder_layers * (2 * 4 * inner + feed_forward)
-        tables = self.vocabulary_tables
+        tables = self.num_vocab_matrices
         return m.hidden_size * (encoder + decoder + tables * m.embedding.vocab_size)
 
     def min_bytes(self) -> dict[str, int]:
@@ -150,9 +150,9 @@ class T5Config(RunConfig):
             "the relative positions": heads * m.attention.relative_attention_num_buckets * 4,
         }
 
-    def linear_inputs(self) -> dict[str, int]:
+    def linear_input_sizes(self) -> dict[str, int]:
         attention, parts = self.model.attention, self.execution.tensor_parallel
-        return super().linear_inputs() | {
+        return super().linear_input_sizes() | {
             "heads × d_kv / execution.tensor_parallel": attention.heads * attention.d_kv // parts,
             "model.d_ff / execution.tensor_parallel": self.model.d_ff // parts,
         }

@@ -259,7 +259,7 @@ class T5GemmaConfig(RunConfig):
             for n in names
         }
 
-    def min_weights(self) -> int:
+    def min_num_weights(self) -> int:
         m, total = self.model, 0
         for stack in (m.encoder, m.decoder):
             of_attention = 2 * (stack.num_attention_heads + stack.num_key_value_heads)
@@ -281,8 +281,8 @@ class T5GemmaConfig(RunConfig):
             "the answers of a run": answers * self.model.decoder_sequence_length * 4,
         }
 
-    def linear_inputs(self) -> dict[str, int]:
-        parts, sizes = self.execution.tensor_parallel, super().linear_inputs()
+    def linear_input_sizes(self) -> dict[str, int]:
+        parts, sizes = self.execution.tensor_parallel, super().linear_input_sizes()
         for name, stack in self.model.stacks.items():
             sharded = {
                 f"{name}'s heads × head_dim": stack.num_attention_heads * stack.head_dim,

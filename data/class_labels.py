@@ -58,7 +58,7 @@ class ClassLabels:
             )
         return cls(names)
 
-    def label_of_cell(self, text: str, is_column_value: bool) -> str | None:
+    def label_from_cell(self, text: str, is_column_value: bool) -> str | None:
         """Convert a column's value to its label name; None if the row is unlabeled.
 
         Args:

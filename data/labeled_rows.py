@@ -99,7 +99,7 @@ def read_label(row: Row, column: str, classes: ClassLabels | None, is_list: bool
             f"column {format_value(column)} holds {other}: give --training.multi_label true and a "
             "list in each row, or false and one class"
         )
-    names = [classes.label_of_cell(cell, True) for cell in _cells(value)]
+    names = [classes.label_from_cell(cell, True) for cell in _cells(value)]
     return None if None in names else tuple(dict.fromkeys(name for name in names if name))
 
 

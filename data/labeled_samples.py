@@ -93,7 +93,7 @@ def make_labeled_samples(
     return LabeledSamples(samples, rows, label_matrix(config, examples))
 
 
-def make_compared_samples(
+def make_reward_samples(
     sample_format: SampleFormat,
     config: RunConfig,
     examples: Sequence[Example],

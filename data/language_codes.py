@@ -75,7 +75,7 @@ class LanguageCodes:
         return self.token_ids[language]
 
     @cached_property
-    def follow_texts(self) -> bool:
+    def are_suffixes(self) -> bool:
         """True if the language code follows the text's end token, as in mBART of 25 languages."""
         if not self.token_ids:
             return False

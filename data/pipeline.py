@@ -23,7 +23,7 @@ from data.data_cache import DataCache
 from data.data_warnings import DataWarnings
 from data.examples import NO_LANGUAGES, Corpus, Example, Languages, TokenizedText
 from data.labeled_rows import LABELED, WHOLE_TEXTS
-from data.labeled_samples import make_compared_samples, make_labeled_samples
+from data.labeled_samples import make_labeled_samples, make_reward_samples
 from data.language_codes import LanguageCodes, LanguageError
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
@@ -550,7 +550,7 @@ class Pipeline:
                 texts, num_texts = [text.ids for text in tokens], self.task.examples_per_row
                 return make_text_samples(texts, num_texts, self.config, self.tokenizer)
             if row_type == "compared":
-                return make_compared_samples(
+                return make_reward_samples(
                     self.sample_format, self.config, examples, tokens, self.tokenizer
                 )
             if row_type == "rollout":
@@ -733,7 +733,7 @@ def _answer_start_fields(
     """Fields of a model's configuration that make all answers begin in a language."""
     token = codes.token_id(language)
     fields: dict[str, Any] = {"forced_bos_token_id": token}
-    if codes.follow_texts:
+    if codes.are_suffixes:
         fields = {"forced_bos_token_id": None, "decoder_start_token_id": token}
     return {name: value for name, value in fields.items() if hasattr(model, name)}
 
@@ -750,7 +750,7 @@ def _with_answer_starts(
     if len(distinct) == 1 and hasattr(config.model, "forced_bos_token_id"):
         model = replace(config.model, **_answer_start_fields(config.model, codes, distinct[0]))
         return replace(config, model=model), prompts
-    if codes.follow_texts and len(distinct) > 1:
+    if codes.are_suffixes and len(distinct) > 1:
         raise ConfigError(
             f"answers in {format_names(distinct)} are asked for, but all answers of this model "
             "start with the same language: give rows of one, or --target_language"

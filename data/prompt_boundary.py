@@ -14,7 +14,7 @@ import numpy as np
 
 from data.document_chunks import CONTEXT_CHARACTERS
 from data.examples import TokenizedText
-from data.tokenizer import Tokenizer, first_token_at_or_after, group_into_lists
+from data.tokenizer import Tokenizer, chunk_texts, first_token_at_or_after
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.ndarray]:
@@ -25,7 +25,7 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.
     texts in the model's pretraining.
     """
     prefix_ids, _ = tokenizer.affix_ids
-    for chunk in group_into_lists(prompts):
+    for chunk in chunk_texts(prompts):
         for encoding in tokenizer.encode_with_offsets(
             [prompt.rstrip(" ") for prompt in chunk], False
         ):
@@ -37,7 +37,7 @@ def encode_examples(
     tokenizer: Tokenizer, prompt_answer_pairs: Iterable[tuple[str, str]]
 ) -> Iterator[TokenizedText]:
     """Token ids and loss masks of prompts followed by their answers and the end token."""
-    for chunk in group_into_lists(prompt_answer_pairs):
+    for chunk in chunk_texts(prompt_answer_pairs):
         prompts = encode_prompts(tokenizer, (prompt for prompt, _ in chunk))
         answers = _encode_answers(tokenizer, chunk)
         for prompt, answer in zip(prompts, answers, strict=True):

@@ -135,7 +135,7 @@ def _tokenize_rollout(
     return TokenizedRollout((text,), example, index, is_truncated, length, logps)
 
 
-def cut_completions(
+def truncate_completions(
     rollouts: Sequence[TokenizedRollout], limit: TokenLimit, on_long_target: str
 ) -> tuple[list[TokenizedRollout], Truncation]:
     """Cut or drop completions that exceed the token limit of an encoder-decoder's targets.

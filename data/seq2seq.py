@@ -28,7 +28,7 @@ from data.preference_samples import (
     max_examples_per_sample,
 )
 from data.prompt_boundary import count_leading_special_tokens
-from data.rollout_samples import RolloutSamples, TokenizedRollout, cut_completions
+from data.rollout_samples import RolloutSamples, TokenizedRollout, truncate_completions
 from data.sample_format import (
     SampleFormat,
     TokenInLoss,
@@ -304,7 +304,7 @@ class Seq2Seq(SampleFormat):
     ) -> RolloutSamples:
         """Make samples in which a completion is the target of its prompt."""
         limit = TokenLimit(self.output_length(config), self.output_field)
-        fitting, truncation = cut_completions(rollouts, limit, config.data.on_long_target)
+        fitting, truncation = truncate_completions(rollouts, limit, config.data.on_long_target)
         encoded = truncate_examples(
             [rollout.sequences[0] for rollout in fitting],
             [rollout.example for rollout in fitting],

@@ -18,12 +18,6 @@ from config.objectives import RowType
 from config.sections import Data
 from config.task import DataFormat, OnNull
 from data.class_labels import UNLABELED, ClassLabels, match_column_labels
-from data.compared_rows import (
-    compared_columns,
-    read_compared_conversations,
-    read_compared_texts,
-    read_margin,
-)
 from data.contrastive_rows import contrastive_columns, read_negatives, read_texts
 from data.conversations import (
     QUESTION_COLUMNS,
@@ -51,6 +45,12 @@ from data.preference_rows import (
     read_answers,
 )
 from data.prompt_template import ColumnError, NullError, Template
+from data.reward_rows import (
+    read_chosen_rejected_conversations,
+    read_chosen_rejected_texts,
+    read_margin,
+    reward_columns,
+)
 from data.rollout_rows import read_rollout, rollout_columns
 from data.row_formats import (
     COMMON_COLUMNS,
@@ -424,7 +424,7 @@ class Task:
             return contrastive_columns(row, self.prompt, self.target)
         if self.row_type == "compared":
             prompt_columns = () if self.prompt is None else self.prompt.columns
-            return {*prompt_columns, *compared_columns(reader is not None)}
+            return {*prompt_columns, *reward_columns(reader is not None)}
         if self.row_type is not None:
             prompt_columns = () if self.prompt is None else self.prompt.columns
             are_conversations = reader is not None
@@ -502,11 +502,11 @@ class Task:
         """Examples of a row's chosen and rejected text; empty if the chat template rejects one."""
         prompt, margin = None if self.prompt is None else self.prompt.render(row), read_margin(row)
         if reader is None:
-            texts: list[str | None] = [*read_compared_texts(row, prompt)]
+            texts: list[str | None] = [*read_chosen_rejected_texts(row, prompt)]
         else:
             texts = [
                 reader.text_or_none(location, conversation.with_system_message(self.system))
-                for conversation in read_compared_conversations(row, prompt)
+                for conversation in read_chosen_rejected_conversations(row, prompt)
             ]
         whole = [_check_text_length(text) for text in texts if text is not None]
         if len(whole) < len(texts):
@@ -638,7 +638,7 @@ class Task:
         answer: str | None = _check_text_length(prompt_target.target.render(row))
         if labels is not None:
             is_value = getattr(prompt_target.target, "single_placeholder_column", None) is not None
-            answer = labels.label_of_cell(str(answer), is_value)
+            answer = labels.label_from_cell(str(answer), is_value)
         return (
             UNLABELED
             if answer is None

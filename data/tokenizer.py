@@ -143,7 +143,7 @@ class Tokenizer:
                 token.
         """
         add_special_tokens = add_special_tokens and not self.chat
-        for chunk in group_into_lists(texts):
+        for chunk in chunk_texts(texts):
             yield from self._encode_chunk(chunk, add_special_tokens)
 
     def _encode_chunk(
@@ -169,7 +169,7 @@ class Tokenizer:
         Raises:
             LanguageError: see `LanguageCodes.complete`.
         """
-        for chunk in group_into_lists(texts):
+        for chunk in chunk_texts(texts):
             encoded: list[np.ndarray] = [np.zeros(0, np.int32)] * len(chunk)
             by_languages: dict[Languages, list[int]] = {}
             for i, (_, languages) in enumerate(chunk):
@@ -199,7 +199,7 @@ class Tokenizer:
         A text is tokenized as a whole. A token is in the loss if any of its characters is; the end
         token, as the last span is. Those of chats end as their template says.
         """
-        for chunk in group_into_lists(texts):
+        for chunk in chunk_texts(texts):
             full_texts = ["".join(span.text for span in spans) for spans in chunk]
             for spans, encoding in zip(
                 chunk, self.encode_with_offsets(full_texts, not self.chat), strict=True
@@ -222,7 +222,7 @@ class Tokenizer:
 
         Concatenated, the chunks' tokens are those of the document and the end token.
         """
-        for chunk in group_into_lists(texts):
+        for chunk in chunk_texts(texts):
             full_texts = [doc_chunk.context + text for text, doc_chunk in chunk]
             for (text, doc_chunk), encoding in zip(
                 chunk, self.encode_with_offsets(full_texts, False), strict=True
@@ -252,7 +252,7 @@ class Tokenizer:
     @cached_property
     def num_end_tokens(self) -> int:
         """Number of special tokens at a text's end: the end token, and a language code after it."""
-        has_code = self.language_codes is not None and self.language_codes.follow_texts
+        has_code = self.language_codes is not None and self.language_codes.are_suffixes
         return 2 if has_code else 1
 
     def append_eos(self, ids: np.ndarray) -> np.ndarray:
@@ -359,7 +359,7 @@ class Tokenizer:
         """Encode and decode texts; unknown tokens are left out of the decoded texts."""
         unk_id = self.hf_tokenizer.unk_token_id
         encoded = (
-            ids for chunk in group_into_lists(texts)
+            ids for chunk in chunk_texts(texts)
             for ids in self._encode_chunk(chunk, not self.chat, is_target)
         )  # fmt: skip
         rows = [[token for token in ids.tolist() if token != unk_id] for ids in encoded]
@@ -578,7 +578,7 @@ def _required_vocab_size(hf_tokenizer: PreTrainedTokenizerFast) -> int:
     return max(len(hf_tokenizer), *(i + 1 for i in hf_tokenizer.get_vocab().values()))
 
 
-def group_into_lists(items: Iterable[T]) -> Iterator[list[T]]:
+def chunk_texts(items: Iterable[T]) -> Iterator[list[T]]:
     """Split texts into lists of up to `CHUNK_TEXTS`, to be tokenized at once."""
     remaining = iter(items)
     while chunk := list(islice(remaining, CHUNK_TEXTS)):

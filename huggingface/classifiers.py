@@ -19,7 +19,7 @@ _REGRESSION, _MULTI_LABEL, _SINGLE_LABEL = (
 )
 
 
-def classifier_fields(config: RunConfig, hf_config: dict[str, Any]) -> dict[str, Any]:
+def classifier_config_json_fields(config: RunConfig, hf_config: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields that make a language model's config.json that of its classifier.
 
     A reward model has no problem type, as TRL's.
@@ -49,7 +49,7 @@ def is_classifier(hf_config: JsonObject) -> bool:
     return isinstance(classes, list) and any(str(c).endswith(CLASS_ENDING) for c in classes)
 
 
-def classifier_settings(hf_config: JsonObject) -> dict[str, Any]:
+def classifier_run_settings(hf_config: JsonObject) -> dict[str, Any]:
     """Returns the configuration sections of a classifier's config.json: objective and classes.
 
     Raises:

@@ -16,6 +16,6 @@ _IGNORED = re.compile(
 )
 
 
-def is_ignored(name: str) -> bool:
+def is_ignored_tensor(name: str) -> bool:
     """True if a tensor is not a weight: a buffer of an old version, or unused by the model."""
     return _IGNORED.fullmatch(name) is not None

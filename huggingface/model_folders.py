@@ -21,7 +21,7 @@ from files.formatting import format_names
 from files.json_files import read_json_object
 from files.temp_folders import atomic_path
 from huggingface.generation_config import GENERATION_CONFIG, make_generation_config
-from huggingface.ignored_tensors import is_ignored
+from huggingface.ignored_tensors import is_ignored_tensor
 from huggingface.pytorch_bin_files import (
     BIN_INDEX,
     SINGLE_BIN,
@@ -98,7 +98,7 @@ def read_hf_directory(path: str | Path) -> ModelFiles:
         except UserError as error:
             raise CheckpointError(str(error)) from error
     files, index = _find_safetensors(path)
-    tensors = TensorFiles(files, skip=is_ignored)
+    tensors = TensorFiles(files, skip=is_ignored_tensor)
     tensors.missing = {name: file for name, file in index.items() if name not in tensors}
     return tensors
 

@@ -19,8 +19,8 @@ from config.adapter import (
     Adapter,
     ends_with_name,
     first_matching_number,
+    is_inside_module,
     is_name_list,
-    is_within,
     matches_end_of_name,
 )
 from config.row_ranges import format_row_ranges
@@ -163,10 +163,10 @@ def ties_adapter_weights(folder: str | Path) -> bool:
 
 def _complete_saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
     """Names of all fully saved modules; adds a resized embedding, which PEFT does not list."""
-    matching = _filter_matching(names, modules, is_within)
+    matching = _filter_matching(names, modules, is_inside_module)
     return [
         *matching,
-        *(m for m in modules or () if not any(is_within(m, name) for name in matching)),
+        *(m for m in modules or () if not any(is_inside_module(m, name) for name in matching)),
     ]
 
 

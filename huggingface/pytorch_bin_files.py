@@ -18,7 +18,7 @@ from files.formatting import format_name, format_path
 from files.git_lfs import check_not_lfs_pointer
 from files.json_files import read_json_object
 from files.text_files import check_regular_file
-from huggingface.ignored_tensors import is_ignored
+from huggingface.ignored_tensors import is_ignored_tensor
 
 SINGLE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
@@ -54,7 +54,7 @@ class BinTensors(LazyArrays):
         self._tensors: dict[str, tuple[Any, Path]] = {}
         for path in self._paths:
             for name, value in _load_state_dict(path).items():
-                if is_ignored(name):
+                if is_ignored_tensor(name):
                     continue
                 if name in self._tensors:
                     raise UserError(
@@ -96,7 +96,7 @@ def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
             f"{format_path(folder / BIN_INDEX)} is damaged: it names files of other folders"
         )
     return [folder / name for name in sorted(set(index.values()))], {
-        name: file for name, file in index.items() if not is_ignored(name)
+        name: file for name, file in index.items() if not is_ignored_tensor(name)
     }
 
 

@@ -23,7 +23,7 @@ _PREFIX = re.compile(r"([^{}]+)\{[^{}]+\}")
 """A template that is a text and then a column."""
 
 
-def embedding_fields(config: RunConfig, hf_config: dict[str, Any]) -> dict[str, Any]:
+def embedding_config_json_fields(config: RunConfig, hf_config: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields that make a language model's config.json that of the model without a head.
 
     Args:
@@ -41,7 +41,9 @@ def _base_model_name(architecture: str) -> str:
     return f"{name}TextModel" if name == "Gemma3" else f"{name}Model"
 
 
-def embedding_settings(folder: Path, hf_config: JsonObject) -> tuple[dict[str, Any], JsonObject]:
+def embedding_run_settings(
+    folder: Path, hf_config: JsonObject
+) -> tuple[dict[str, Any], JsonObject]:
     """Returns an embedding model's training settings, and its config.json without them.
 
     Of other folders there are none.

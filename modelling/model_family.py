@@ -105,7 +105,7 @@ def decoder_family(
         return adapters.attach_to_head(spec.head())
 
     def make_generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
-        config.check_writes_text()
+        config.check_generates_text()
         return DecoderOnlyGenerator(config, *build_spec_and_adapters(config), sequences)
 
     def build_spec_and_adapters(config: Any) -> tuple[DecoderSpec, LayerAdapters]:
@@ -144,7 +144,7 @@ def encoder_decoder_family(
         return adapters.attach_to_head(spec.head(), spec.token_layer)
 
     def make_generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
-        config.check_writes_text()
+        config.check_generates_text()
         return EncoderDecoderGenerator(config, *build_spec_and_adapters(config), sequences)
 
     def build_spec_and_adapters(config: Any) -> tuple[EncoderDecoderSpec, LayerAdapters]:

@@ -349,7 +349,7 @@ def _finetuning_defaults(
     Args:
         is_plain: the data are documents, of which all tokens count in the loss.
     """
-    size = config.min_weights()
+    size = config.min_num_weights()
     default = next(rate for limit, rate in LEARNING_RATES[sample_format.name] if size < limit)
     rate = ADAPTER_LEARNING_RATE if config.adapter.rank else default
     drifts = config.training.learns_preferences or config.training.row_type == "rollout"

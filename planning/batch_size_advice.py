@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from config.config_sources import BATCH
 from planning.parallel_layouts import ParallelLayout, list_layouts, select_promising_layouts
-from planning.placement_search import run_trial, search_placement
+from planning.placement_search import search_placement, simulate_trial
 from planning.program_variants import VariantCache
 from planning.report import LargerBatchAdvice, PlanReport
 from planning.requirements import tokens_per_sample
@@ -35,7 +35,7 @@ def with_batch_advice(
     config, machine = report.requirements.config, report.machine
     if report.requirements.placement_result is None or config.num_replicas == 1 or not report.fits:
         return report
-    first = run_trial(programs.variants(config, machine.target), config, machine)
+    first = simulate_trial(programs.variants(config, machine.target), config, machine)
     layouts = [ParallelLayout(config, first.seconds, first.fits)]
     for factor in FACTORS:
         larger = config.with_values({BATCH: factor * config.training.global_batch_size})

@@ -27,7 +27,7 @@ from data.tokenizer import find_saved_tokenizer
 from files.formatting import format_name, format_value
 from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
-from huggingface.classifiers import classifier_settings, is_classifier
+from huggingface.classifiers import classifier_run_settings, is_classifier
 from huggingface.model_folders import CONFIG as MODEL_CONFIG
 from huggingface.model_folders import TASK_FIELDS, TASK_NAME, TASK_PARAMS
 from huggingface.multimodal import TEXT_MODEL_TYPES
@@ -38,7 +38,7 @@ from huggingface.peft_files import (
     ties_adapter_weights,
 )
 from huggingface.pretrained import RANDOM, get_local_folder, read_pretrained
-from huggingface.sentence_transformers_files import embedding_settings
+from huggingface.sentence_transformers_files import embedding_run_settings
 from planning.new_embedding_rows import choose_new_rows, loads_hf_model, may_need_new_rows
 
 OF_ONE_RUN = ("checkpoint", "eval")
@@ -166,7 +166,7 @@ class RunOrModelLoader:
 
         family = load_family(known[kind])
         folder = get_local_folder(name, [MODEL_CONFIG])
-        embedding, hf_config = embedding_settings(folder, found.hf_config)
+        embedding, hf_config = embedding_run_settings(folder, found.hf_config)
         model = family.from_config_json(hf_config)
         if family.infers_tied_head and found.has_head is False:
             model["embedding"]["tied"] = True
@@ -175,11 +175,11 @@ class RunOrModelLoader:
             "model": model
             | ({"multimodal_parent": _absolute_folder(name)} if found.multimodal_type else {}),
             "checkpoint": {"load": name},
-            "data": {"tokenizer": _absolute_folder(name)} | exported_task(found.hf_config),
+            "data": {"tokenizer": _absolute_folder(name)} | exported_task_fields(found.hf_config),
         }
         if not is_classifier(found.hf_config):
             return merge_over(of_model, embedding)
-        return merge_over(of_model, classifier_settings(found.hf_config))
+        return merge_over(of_model, classifier_run_settings(found.hf_config))
 
 
 def _unsupported_reason(kind: str) -> str:
@@ -193,7 +193,7 @@ def _absolute_folder(name: str) -> str:
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
-def exported_task(hf_config: JsonObject) -> dict[str, str]:
+def exported_task_fields(hf_config: JsonObject) -> dict[str, str]:
     """Return the task fields of a config.json that this program exported; {} for other files."""
     here: Any = hf_config.data
     for name in (TASK_PARAMS, TASK_NAME):

@@ -15,7 +15,7 @@ MEMORY_SHARE = 1 / 4
 def active_expert_bytes(config: RunConfig) -> float:
     """Estimate the device bytes that one group of a layer's experts takes while it trains."""
     e = config.execution
-    return BYTES_PER_WEIGHT * config.expert_weights() / e.tensor_parallel / e.expert_groups
+    return BYTES_PER_WEIGHT * config.num_expert_weights() / e.tensor_parallel / e.expert_groups
 
 
 def min_expert_groups(config: RunConfig, memory: float) -> int:

@@ -34,7 +34,7 @@ def plan_best_training(
     """
     programs, best = programs or VariantCache(), None
     for layout in select_promising_layouts(configs, machine, programs):
-        if best is not None and best.fits and not layout.may_take_less_than(best.expected_seconds):
+        if best is not None and best.fits and not layout.can_be_faster_than(best.expected_seconds):
             continue
         report = search_fitting_config(name, layout.config, machine, programs)
         if best is None or _sort_key(report) < _sort_key(best):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from config.errors import ConfigError
-from planning.placement_search import run_trial
+from planning.placement_search import simulate_trial
 from planning.program_variants import (
     PlacementTrial,
     ProgramVariant,
@@ -44,7 +44,7 @@ def with_state_advice(report: PlanReport, programs: VariantCache) -> PlanReport:
         return report
     variants = programs.variants(other, machine.target)
     trials = (
-        run_trial(variants, other, machine, variant)
+        simulate_trial(variants, other, machine, variant)
         for variant in set(_candidate_variants(result.best, report))
     )
     best = min(trials, key=lambda trial: (not trial.fits, trial.seconds))

@@ -9,7 +9,7 @@ from config.config_sources import LAYOUT, MICRO, largest_divisor
 from config.errors import ConfigError
 from config.sections import RunConfig
 from planning.hardware.machines import Machine
-from planning.placement_search import plans_placement, run_trial
+from planning.placement_search import plans_placement, simulate_trial
 from planning.program_variants import VariantCache
 from planning.roofline import bound_seconds
 
@@ -32,7 +32,7 @@ class ParallelLayout:
     seconds: float
     fits: bool
 
-    def may_take_less_than(self, seconds: float) -> bool:
+    def can_be_faster_than(self, seconds: float) -> bool:
         """Return True if the layout's fastest program can take less than `seconds` per step."""
         return (1 - MAX_SPEEDUP) * self.seconds < seconds
 
@@ -76,7 +76,7 @@ def select_promising_layouts(
         (_step_lower_bound(config, machine, programs) for config in configs),
         key=lambda b: b.seconds,
     ):
-        if all(bound.may_take_less_than(other.seconds) for other in simulated):
+        if all(bound.can_be_faster_than(other.seconds) for other in simulated):
             simulated.append(_simulate_layout(bound, machine, programs))
     return sorted(simulated, key=lambda layout: (not layout.fits, layout.seconds))
 
@@ -96,5 +96,5 @@ def _simulate_layout(
     """Return a layout with the seconds of its training step, simulated."""
     if machine.platform == "cpu" or not plans_placement(layout.config):
         return layout
-    first = run_trial(programs.variants(layout.config, machine.target), layout.config, machine)
+    first = simulate_trial(programs.variants(layout.config, machine.target), layout.config, machine)
     return ParallelLayout(layout.config, first.seconds, first.fits)

@@ -91,7 +91,7 @@ def search_placement(
     return PlacementResult(trimmed, [trimmed if trial is best else trial for trial in search.tried])
 
 
-def run_trial(
+def simulate_trial(
     variants: ProgramVariants,
     config: RunConfig,
     target_machine: Machine,
@@ -143,7 +143,7 @@ def try_without_memory_options(
         fields["attention_serialisation"] = 1
     if not fields:
         return None
-    other = run_trial(variants, config, target_machine, _with_host_changes(best, **fields))
+    other = simulate_trial(variants, config, target_machine, _with_host_changes(best, **fields))
     return other if other.fits else None
 
 
@@ -313,7 +313,7 @@ class PlacementSearch:
         traced: popxl.plan.TracedProgram,
         window: int | None = None,
         other_bytes: int | None = None,
-        all_host: popxl.plan.SimulatedHostOnlyRun | None = None,
+        all_host: popxl.plan.AllHostSimulation | None = None,
     ) -> tuple[popxl.plan.Placement, bool]:
         """Choose the remote-buffer entries that stay on the device; returns also if that fits.
 

@@ -13,7 +13,7 @@ import numpy as np
 import popxl
 from checkpoints.collective_io import raise_damage_on_all_processes
 from checkpoints.lazy_arrays import Arrays, ArraysView
-from config.adapter import Adapter, is_within
+from config.adapter import Adapter, is_inside_module
 from config.errors import ConfigError
 from config.sections import RunConfig
 from config.values import split_names
@@ -21,7 +21,7 @@ from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.text_samples import tokenizer_with_end_token
 from files.formatting import format_name, format_path
-from huggingface.classifiers import classifier_fields
+from huggingface.classifiers import classifier_config_json_fields
 from huggingface.hub import DataUnavailable
 from huggingface.model_card_text import AdapterInfo
 from huggingface.model_folders import (
@@ -35,7 +35,7 @@ from huggingface.model_folders import (
 from huggingface.peft_files import make_adapter_config, write_adapter
 from huggingface.pretrained import RANDOM
 from huggingface.sentence_transformers_files import (
-    embedding_fields,
+    embedding_config_json_fields,
     write_sentence_transformers_files,
 )
 from modelling.model_family import get_family
@@ -165,9 +165,9 @@ def _write_model(
     files = family.weight_map(config).to_hf(weights)
     hf_config = family.to_config_json(config)
     if config.training.head == "classifier":
-        hf_config |= classifier_fields(config, hf_config)
+        hf_config |= classifier_config_json_fields(config, hf_config)
     elif config.training.head == "none":
-        hf_config |= embedding_fields(config, hf_config)
+        hf_config |= embedding_config_json_fields(config, hf_config)
     hf_config |= {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
     files, hf_config, multimodal_folder = merge_multimodal_parts(config, files, hf_config)
     if precision is not None:
@@ -195,7 +195,9 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
     task = "SEQ_CLS" if config.training.head == "classifier" else task
     saved = list(split_names(adapter.modules_to_save)) if config.training.trainable is None else []
-    more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
+    more = [
+        m for m in saved_modules(weight_map) if not any(is_inside_module(m, name) for name in saved)
+    ]
     modules, tokens = adapted_modules(weight_map), _trainable_token_indices(config, weight_map)
     full_modules, tied = [*saved, *more], tied_modules(weight_map)
     experts = adapted_parameters(weight_map)

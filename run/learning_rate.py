@@ -85,7 +85,7 @@ def resolve_epochs(
     return replace(config, training=replace(config.training, steps=steps_done + runs * iterations))
 
 
-def check_iterations(config: RunConfig) -> None:
+def check_steps_divisible(config: RunConfig) -> None:
     """Raise ConfigError unless training.steps is a multiple of execution.device_iterations."""
     iterations = config.execution.device_iterations
     if config.training.epochs is None and config.training.steps % iterations:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from config.length_buckets import unused_lengths
+from config.length_buckets import unused_bucket_lengths
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.preference_samples import texts_per_example
@@ -58,7 +58,7 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
     unused = [
         f"data.length_buckets {length} is not used: samples have at most "
         f"{config.model.sequence_length} tokens"
-        for length in unused_lengths(config)
+        for length in unused_bucket_lengths(config)
     ]
     max_length = config.model.max_position_embeddings
     read_length = config.model.sequence_length // texts_per_example(config)

@@ -42,7 +42,7 @@ from run.evaluation.evaluator import Evaluator, resolve_metrics
 from run.frozen_outputs import OutputsSource
 from run.hf_export import export_model
 from run.initial_state import InitialState
-from run.learning_rate import LRSchedule, check_iterations, lr_change_message, resolve_epochs
+from run.learning_rate import LRSchedule, check_steps_divisible, lr_change_message, resolve_epochs
 from run.model_card import RunRecords
 from run.options import RunOptions
 from run.profiler import Profiler, print_profile_plan, runs_to_profile, shorten_to_profile
@@ -119,7 +119,7 @@ def _check_before_start(config: RunConfig, options: RunOptions, folder: RunFolde
     """Check configuration and folders before models or data are loaded."""
     if config.model.eval:
         raise ConfigError("model.eval is true, which disables training: set it to false")
-    check_iterations(config)
+    check_steps_divisible(config)
     if options.wandb and is_first_process():
         check_wandb()
     if options.metrics_port is not None and is_first_process():

@@ -21,7 +21,7 @@ from planning.hardware.disk_offload import (
     offload_compiled_program,
     offload_if_needed,
 )
-from planning.hardware.memory_check import return_freed_blocks
+from planning.hardware.memory_check import release_freed_memory
 from popxl import Variable
 from popxl_addons import NamedTensors
 from terminal.screen import say
@@ -60,7 +60,7 @@ class ModelSession:
         self.config, self.variables = config, variables
         self._weight_map, self._weight_source = weight_map, weight_source
         if config.execution.host_memory is not None:
-            return_freed_blocks()
+            release_freed_memory()
         shared_bytes = None if weight_source is None else weight_source.host_bytes
         offload_if_needed(config, ir, shared_bytes)
         check_fits_memory(config, ir, shared_bytes)

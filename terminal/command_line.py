@@ -31,9 +31,9 @@ from config.flags import (
     UnusedFields,
     add_field_flags,
     add_section_groups,
+    infer_search_strategy,
     normalize_flag_spelling,
     parse_field_overrides,
-    with_implied_search,
 )
 from config.help import RARE, make_field_help, make_help_formatter
 from config.presets import merge_over, preset_names, with_absolute_paths
@@ -124,7 +124,7 @@ def read_command_line(
     _add_fields(groups, base, partial(_make_field_help, base, str(presets), all_fields, unused))
     parsed = vars(parser.parse_args(normalize_flag_spelling(args.arguments, section, flags)))
     settings = _merge_settings(
-        base, with_implied_search(parse_field_overrides(parsed, section), data), loader
+        base, infer_search_strategy(parse_field_overrides(parsed, section), data), loader
     )
     return CommandLine(
         config=settings.config,

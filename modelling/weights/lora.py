@@ -16,8 +16,8 @@ from config.adapter import (
     PATTERNS,
     Adapter,
     ends_with_name,
+    is_inside_module,
     is_name_list,
-    is_within,
     matches_end_of_name,
 )
 from config.errors import ConfigError, did_you_mean
@@ -195,9 +195,9 @@ class _AdapterMapper:
         self._requested = adapter.targets or self._targets
         self._file_modules = _make_hf_module_lookup(weight_map)
         expert_mappings = [m for m in weight_map.mappings if m.expert_matrices]
-        expert_weights = {w.name for mapping in expert_mappings for w in mapping.weights}
+        num_expert_weights = {w.name for mapping in expert_mappings for w in mapping.weights}
         fused = weight_map.hf_names.fused.items()
-        parameters = {n: x for n, x in fused if expert_weights.issuperset(x.weight_names)}
+        parameters = {n: x for n, x in fused if num_expert_weights.issuperset(x.weight_names)}
         ends = split_names(adapter.target_parameters)
         adapted = {
             n: x for n, x in parameters.items() if any(ends_with_name(n, end) for end in ends)
@@ -407,7 +407,7 @@ class _AdapterMapper:
         if is_name_list(self._requested) and self._requested != ALL_LINEAR:
             _check_names_match("targets", split_names(self._requested), adaptable, ends_with_name)
         saved, modules = split_names(settings.modules_to_save), _module_names(self._weight_map)
-        _check_names_match("modules_to_save", saved, modules, is_within)
+        _check_names_match("modules_to_save", saved, modules, is_inside_module)
         adapted_names = [*adapted_modules(adapted)[0], *adapted_parameters(adapted)]
         for field in PATTERNS:
             _check_names_match(

@@ -105,10 +105,10 @@ def measure_disk_rates(folder: str) -> tuple[float, float]:
     """
     total, blocks = _BLOCK * _BLOCKS, [np.ones(_BLOCK, np.uint8) for _ in range(_BLOCKS)]
     with (
-        popxl.plan.scratch_file(Path(folder), _BLOCKS, _BLOCK) as (file, slot_bytes),
+        popxl.plan.scratch_file(Path(folder), _BLOCKS, _BLOCK) as (file, padded_bytes),
         ThreadPoolExecutor(_BLOCKS) as pool,
     ):
-        offsets = [i * slot_bytes for i in range(_BLOCKS)]
+        offsets = [i * padded_bytes for i in range(_BLOCKS)]
         write = _best_seconds(lambda: list(pool.map(file.write, offsets, blocks)))
         read = _best_seconds(lambda: list(pool.map(file.read, offsets, blocks)))
     return total / read, total / write

@@ -41,7 +41,7 @@ class NotEnoughMemoryError(Exception):
         super().__init__(f"needs {needed} bytes of {place} memory, of which {available} are there")
 
 
-def return_freed_blocks() -> None:
+def release_freed_memory() -> None:
     """Make malloc return freed blocks of a megabyte or more to the operating system at once.
 
     This is glibc's mallopt, unless the environment sets its threshold. Without it the heap keeps

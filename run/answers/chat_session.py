@@ -14,7 +14,7 @@ import numpy as np
 import popdist
 from config.base import flatten_by_path
 from config.errors import ConfigError
-from config.flags import parse_field_overrides, with_implied_search
+from config.flags import infer_search_strategy, parse_field_overrides
 from config.sections import RunConfig
 from data.assistant_spans import ConversationError
 from data.conversations import Conversation, Message, make_message
@@ -143,7 +143,9 @@ class ChatSession:
             ConfigError: invalid value.
         """
         overrides = parse_field_overrides({f"generation.{name}": value}, type(self._config))
-        self._config = self._config.with_values(flatten_by_path(with_implied_search(overrides, {})))
+        self._config = self._config.with_values(
+            flatten_by_path(infer_search_strategy(overrides, {}))
+        )
         self._data = replace(self._data, user_config=self._config)
         self._release_model()
 

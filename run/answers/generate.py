@@ -30,7 +30,7 @@ from files.formatting import format_path
 from huggingface.pretrained import read_pretrained
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
-from planning.config_loader import exported_task
+from planning.config_loader import exported_task_fields
 from run.initial_state import InitialState, load_inference_weights
 from run.startup_warnings import length_warnings
 from sessions.generation import GenerationSession
@@ -269,7 +269,7 @@ def uses_no_template(config: RunConfig) -> bool:
     load = config.checkpoint.load
     if load is None or has_checkpoint(load):
         return load is None
-    return not exported_task(read_pretrained(load).hf_config)
+    return not exported_task_fields(read_pretrained(load).hf_config)
 
 
 def _render_prompt(config: RunConfig, prompt: str, raw: bool) -> str:

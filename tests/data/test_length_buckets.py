@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from config.errors import ConfigError
-from config.length_buckets import bucket_configs, bucket_lengths, unused_lengths
+from config.length_buckets import bucket_configs, bucket_lengths, unused_bucket_lengths
 from config.presets import load_config
 from config.t5 import T5Config
 from data.loader import Loader
@@ -134,7 +134,7 @@ def test_buckets_end_with_the_sequence_length(
 ) -> None:
     config = config_of(buckets)
     assert bucket_lengths(config) == lengths
-    assert unused_lengths(config) == unused
+    assert unused_bucket_lengths(config) == unused
     assert [one.model.sequence_length for one in bucket_configs(config)] == [*lengths[:-1]]
     assert all(
         bucket_lengths(one) == (one.model.sequence_length,) for one in bucket_configs(config)

@@ -128,7 +128,7 @@ def test_every_code_has_a_row(name: str, folders: dict[str, Path]) -> None:
     ids = tokenizer.language_codes.token_ids
     assert {*LANGUAGES[name]} <= ids.keys()
     assert max(ids.values()) < tokenizer.required_vocab_size
-    assert tokenizer.language_codes.follow_texts == (name == "mbart")
+    assert tokenizer.language_codes.are_suffixes == (name == "mbart")
     assert tokenizer.num_end_tokens == 1 + (name == "mbart")
 
 

@@ -232,7 +232,7 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
     expected = program.timeline(link)
     monkeypatch.setattr(popxl.plan.placement, "_LONG", program.num_segment_runs - 1)
     monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)
-    all_host = popxl.plan.SimulatedHostOnlyRun(program, link)
+    all_host = popxl.plan.AllHostSimulation(program, link)
     assert all_host.short_timeline.peak == pytest.approx(expected.peak, rel=0.05)
     assert all_host.short_timeline.peak <= all_host.short_timeline.extent <= expected.extent
     assert program.truncate_loops(6).num_segment_runs < 0.25 * program.num_segment_runs

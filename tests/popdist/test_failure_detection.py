@@ -266,4 +266,4 @@ def test_a_process_may_be_silent_for_as_long_as_is_given(count, seconds):
     monitor = PeerMonitor(count, Told(count), set, (), 8.0)
     lost = next(check for check in range(1, 200) if monitor.find_lost_peer(1.0) == 1)
     assert seconds < lost <= seconds + 2 * (1 + count // 64)
-    assert monitor.loss_reason(1) == f"not been heard of for {seconds} s (POPDIST_SILENCE)"
+    assert monitor.failure_reason(1) == f"not been heard of for {seconds} s (POPDIST_SILENCE)"

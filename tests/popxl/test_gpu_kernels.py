@@ -14,7 +14,7 @@ from popxl.ops._attention_math import AttentionAttrs
 from popxl.ops._reductions import tracing_platform
 from popxl.plan.flat_jaxpr import flatten_jaxpr
 from popxl.plan.gpu_kernels import GpuKernels
-from popxl.plan.primitives import attention_head_and_pass
+from popxl.plan.primitives import attention_head_dim_and_direction
 from popxl.plan.records import Kernel
 
 ATTRS = AttentionAttrs(1.0, 0, 0.0, True, None, None, False, False, False)._asdict()
@@ -37,7 +37,7 @@ def extra_kernels(function: Any, swapped: bool = False) -> list[list[Kernel]]:
     return [
         kernels.kernels_launched_with_attention(node)
         for node in flat.nodes
-        if attention_head_and_pass(node)[0]
+        if attention_head_dim_and_direction(node)[0]
     ]
 
 

@@ -695,7 +695,7 @@ class Flip:
         self.bit = 1 << random.randrange(8)
         self.is_of_entry = (
             scratch_files.LEAD
-            <= self.at % scratch_files.slot_bytes(4 * SIZE)
+            <= self.at % scratch_files.padded_bytes(4 * SIZE)
             < scratch_files.LEAD + 4 * SIZE
         )
         self.flip()

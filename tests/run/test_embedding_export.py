@@ -17,7 +17,7 @@ from config.t5gemma import T5GemmaConfig
 from data.text_samples import make_text_samples, tokenize_texts
 from files.json_files import JsonObject
 from huggingface.sentence_transformers_files import (
-    embedding_settings,
+    embedding_run_settings,
     write_sentence_transformers_files,
 )
 from modelling.model_family import get_family
@@ -127,7 +127,7 @@ def test_other_modules_are_named(tmp_path: Path, name: str, content: Any, messag
     write_sentence_transformers_files(tmp_path, data.config)
     (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=message):
-        embedding_settings(tmp_path, JsonObject({}, "config.json"))
+        embedding_run_settings(tmp_path, JsonObject({}, "config.json"))
 
 
 def test_pooling_in_the_newer_form_is_read(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_pooling_in_the_newer_form_is_read(tmp_path: Path) -> None:
     write_sentence_transformers_files(tmp_path, data.config)
     pooling = {"embedding_dimension": 8, "pooling_mode": "lasttoken", "include_prompt": True}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    settings, _ = embedding_settings(tmp_path, JsonObject({}, "config.json"))
+    settings, _ = embedding_run_settings(tmp_path, JsonObject({}, "config.json"))
     assert settings == {"training": {"objective": "contrastive", "pooling": "last"}}
 
 

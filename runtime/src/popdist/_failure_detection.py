@@ -116,7 +116,7 @@ class PeerMonitor:
         self._heartbeat = 0
         self._now = self._wait_seconds = self._last_read = 0.0  # seconds
 
-    def loss_reason(self, process: int) -> str:
+    def failure_reason(self, process: int) -> str:
         """Returns the reason why a process counts as lost, as a phrase to follow "has"."""
         status = self._last_status[process][0]
         if status.startswith(ENDED):

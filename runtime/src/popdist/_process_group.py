@@ -278,14 +278,14 @@ class ProcessGroup:
                 continue
             self._coordinator_monitor.reset()
             if lost is not None:
-                self._exit_with_lost_peer(lost, monitor.loss_reason(lost))
+                self._exit_with_lost_peer(lost, monitor.failure_reason(lost))
 
-    def _exit_with_lost_peer(self, lost: int, loss_reason: str) -> NoReturn:
+    def _exit_with_lost_peer(self, lost: int, failure_reason: str) -> NoReturn:
         """Exits this process because another one is lost, with a message that names the lost one.
 
         Only the first process to exit names it; a process that was itself declared lost says so.
         """
-        text = f"{self._describe_process(lost)} has {loss_reason}, and the others end with it"
+        text = f"{self._describe_process(lost)} has {failure_reason}, and the others end with it"
         if is_started_by_launcher():  # the launcher says it
             text = ""
         unanswered = threading.Timer(_REPLY_TIMEOUT, exit_with_message, [text])

@@ -385,7 +385,9 @@ class Session:
         program = self._program if added is None else added.program
         changed = device_variables.take_changed_variables(program, used)
         if added is None:
-            for buffer in {b for one in self._added for b in one.transient} & state.entries.keys():
+            for buffer in {
+                b for one in self._added for b in one.unshared_buffers
+            } & state.entries.keys():
                 state.entries[buffer].drop_entries()
         else:
             added.return_state(used, state)
@@ -505,7 +507,7 @@ class Session:
             values.check_not_lost(var)
         if self.is_attached and values.read_only is None:
             self._download(variables)
-        return {t: values.live_array(t) for t in tensors}
+        return {t: values.current_host_array(t) for t in tensors}
 
     def read_variable_data(self, variable: Variable) -> np.ndarray:
         """Returns a copy of a variable's value, fetched from the devices if attached.
@@ -521,7 +523,7 @@ class Session:
         if self.is_attached and variable in self._values.stale:
             return np.array(self._fetch_variable(variable))
         if variable._retrieval == "all_replicas":
-            return np.array(self._values.live_array(variable))
+            return np.array(self._values.current_host_array(variable))
         return np.array(self._values.value(variable))
 
     def _check_readable(self, variable: Variable) -> None:

@@ -15,7 +15,7 @@ from tests.modelling.sessions import fine_tuning
 PROGRAM = """
 import os
 import numpy as np
-from planning.hardware.memory_check import return_freed_blocks
+from planning.hardware.memory_check import release_freed_memory
 
 def resident():
     line = next(x for x in open("/proc/self/status") if x.startswith("VmRSS"))
@@ -26,7 +26,7 @@ for mended in (True, False):
         os.wait()
         continue
     if mended:
-        return_freed_blocks()
+        release_freed_memory()
     np.ones(2**21)  # freeing a large block makes glibc take smaller ones from its heap
     before = resident()
     blocks = [np.ones(2**18) for _ in range(100)]
@@ -48,7 +48,7 @@ def test_free_blocks_between_others_go_back():
 @pytest.mark.parametrize("limit", [4.0, None])
 def test_runs_with_a_limit_let_blocks_go_back(monkeypatch, tmp_path, limit):
     called = []
-    monkeypatch.setattr(session, "return_freed_blocks", lambda: called.append("blocks"))
+    monkeypatch.setattr(session, "release_freed_memory", lambda: called.append("blocks"))
     monkeypatch.setattr(session, "offload_if_needed", lambda *_: called.append("place") or 1 / 0)
     config = small_config(layers=1)
     config = config.with_values({"execution.host_memory": limit, "execution.disk": str(tmp_path)})

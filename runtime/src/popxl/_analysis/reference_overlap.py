@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @register_analysis
-def changed_inputs(op: Op, region: Region[Graph]) -> set[int]:
+def modified_call_inputs(op: Op, region: Region[Graph]) -> set[int]:
     """Returns the indices of call inputs whose tensors the callee modifies in the caller too."""
     references = _writable_inputs(op, region)
     return references and references.intersection(functionalize(region.graph).changed)
@@ -39,7 +39,7 @@ def check_reference_overlap(op: Op) -> None:
         ValueError: two do, so that one of the changes would be lost.
     """
     for region in regions(op):
-        if len(_writable_inputs(op, region)) > 1 and (changed := changed_inputs(op, region)):
+        if len(_writable_inputs(op, region)) > 1 and (changed := modified_call_inputs(op, region)):
             _check_disjoint(op, region, changed)
 
 

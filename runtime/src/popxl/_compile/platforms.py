@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from popxl._devices import cpu
 from popxl._schedule.lookahead import default_prefetch_window, lookahead_events
 from popxl._storage.device_put import device_put_batch, device_put_interleaved
-from popxl._storage.in_place_mover import InPlaceMover
-from popxl._storage.load_preview import prefetched_loads
+from popxl._storage.load_preview import format_prefetch_counts
 from popxl._storage.prefetch import PrefetchMover
+from popxl._storage.shared_memory_mover import SharedMemoryMover
 
 if TYPE_CHECKING:
     import jax
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from popxl._schedule.lookahead import FetchedScalars
     from popxl._schedule.schedule import Routine, Schedule
     from popxl._storage.buffer_storage import BufferStorage
-    from popxl._storage.in_place_mover import InFlight
+    from popxl._storage.shared_memory_mover import InFlight
     from popxl.remote_buffer import RemoteBuffer
 
 _DETERMINISTIC = "xla_gpu_exclude_nondeterministic_ops"
@@ -62,7 +62,7 @@ class Platform:
         if self.host_memory != "device":
             schedule.window, schedule.preview = (
                 window or default_prefetch_window(schedule),
-                prefetched_loads,
+                format_prefetch_counts,
             )
 
     def make_mover(
@@ -72,14 +72,14 @@ class Platform:
         fetched: FetchedScalars,
         entries: Mapping[RemoteBuffer, BufferStorage],
         in_flight: InFlight,
-    ) -> InPlaceMover | PrefetchMover:
+    ) -> SharedMemoryMover | PrefetchMover:
         """Returns the mover, which loads and stores the remote-buffer entries of a run.
 
         Args:
             window: see `PrefetchMover`; None: host and device share memory.
         """
         if window is None:
-            return InPlaceMover(entries, in_flight)
+            return SharedMemoryMover(entries, in_flight)
         return PrefetchMover(
             lookahead_events(main, fetched.subscribe()), entries, self.device_put, window
         )

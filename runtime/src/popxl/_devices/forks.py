@@ -18,7 +18,7 @@ _clients: WeakSet[Any] = WeakSet()
 _is_forked = False
 
 
-def register_devices(devices: Iterable[Any]) -> None:
+def mark_devices_used(devices: Iterable[Any]) -> None:
     """Records that this process uses devices."""
     _clients.update(device.client for device in devices)
 

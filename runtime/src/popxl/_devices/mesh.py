@@ -95,7 +95,7 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
 
 
 def _mesh_of_devices(devices: Sequence[Any]) -> Mesh:
-    forks.register_devices(devices)
+    forks.mark_devices_used(devices)
     return Mesh(np.asarray(devices), (AXIS,))
 
 

@@ -81,7 +81,7 @@ class Op:
         """Returns the indices of the inputs whose values the op changes."""
         modified = set() if self.inplace is None else {self.inplace}
         for region in regions(self):
-            modified.update(map(region.op_input_index, analyses.changed_inputs(self, region)))
+            modified.update(map(region.op_input_index, analyses.modified_call_inputs(self, region)))
         return modified
 
     def called_graphs(self) -> tuple[Graph, ...]:

@@ -72,7 +72,7 @@ class AddedProgram:
         self.program.compile(compiled)
 
     @property
-    def transient(self) -> set[RemoteBuffer]:
+    def unshared_buffers(self) -> set[RemoteBuffer]:
         """Remote buffers of the session's program that the added program does not share."""
         return {*self.owner.remote_buffers} - {*self._shared.values()}
 

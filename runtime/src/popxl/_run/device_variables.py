@@ -17,7 +17,7 @@ from popxl._storage import replica_arrays
 from popxl._storage.buffer_storage import BufferStorage
 from popxl._storage.disk_queue import DiskQueue
 from popxl._storage.host_values import HostValues, SharedValue, Source
-from popxl._storage.lazy_values import compute_ahead
+from popxl._storage.lazy_values import compute_values_ahead
 from popxl._storage.replica_arrays import IdentityTuple, VariableShard, variable_shards
 from popxl.tensor import Shard, Variable
 
@@ -73,7 +73,7 @@ def put_variables(
 ) -> Iterator[Variable]:
     """Copies variables' values from host to devices; yields each variable when it is copied."""
     make = partial(_local_value, program, values)
-    for var, value in compute_ahead(variables, values.concurrent, make):
+    for var, value in compute_values_ahead(variables, values.concurrent, make):
         _put_variable(program, state, var, value, values)
         yield var
 

@@ -40,15 +40,15 @@ from popxl._run.process_gather import replica_scalars
 from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
 from popxl._run.step_log import log_steps
 from popxl._run.timing import Timer, Timing
-from popxl._schedule.buffer_donation import is_exclusive
+from popxl._schedule.buffer_donation import has_exclusive_memory
 from popxl._schedule.lookahead import FetchedScalars, lookahead_events
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import ProgramContext, Segment, argument_specs, result_specs
 from popxl._storage.buffer_storage import BufferStorage
 from popxl._storage.disk_queue import DiskQueue
-from popxl._storage.in_place_mover import InFlight, InPlaceMover
 from popxl._storage.prefetch import PrefetchMover
 from popxl._storage.replica_arrays import put_array, put_async
+from popxl._storage.shared_memory_mover import InFlight, SharedMemoryMover
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Program:
         self._launcher = self.platform.create_launcher(ir.replication_factor, ir._num_processes)
         self._scalars: dict[Any, jax.Array] = {}
         self._in_flight = InFlight(_IN_FLIGHT)
-        self._mover: InPlaceMover | PrefetchMover | None = (
+        self._mover: SharedMemoryMover | PrefetchMover | None = (
             None  # of the last run, without its entries
         )
         self._is_stepwise = is_flag_set(STEPWISE)
@@ -332,7 +332,9 @@ class Program:
         The flag is True if nothing else aliases the output.
         """
         main, changed = self.schedule.main, self.schedule.graph.changed
-        return [(i, main.outputs[k], is_exclusive(main, k, i)) for k, i in enumerate(changed)]
+        return [
+            (i, main.outputs[k], has_exclusive_memory(main, k, i)) for k, i in enumerate(changed)
+        ]
 
     @cached_property
     def _unchanged_variable_indices(self) -> list[int]:
@@ -342,13 +344,13 @@ class Program:
 
     def _make_mover(
         self, state: ProgramState, fetched: FetchedScalars
-    ) -> InPlaceMover | PrefetchMover:
+    ) -> SharedMemoryMover | PrefetchMover:
         window, main = self.schedule.window, self.schedule.main
         if self._is_synchronous and window is not None:
             window = 0
         return self.platform.make_mover(window, main, fetched, state.entries, self._in_flight)
 
-    def _create_observer(self, mover: InPlaceMover | PrefetchMover) -> Observer:
+    def _create_observer(self, mover: SharedMemoryMover | PrefetchMover) -> Observer:
         timing = (
             Timing(synchronize=True) if self._is_stepwise and self.timing is None else self.timing
         )

@@ -3,7 +3,7 @@
 JAX runs dispatched work in the background, so the executor can dispatch the loads of the next layer
 while the devices still compute the current one. It waits for scalars that the host needs, and when
 more than a limit of bytes is pending. A mover decides when entries move
-(`popxl._storage.in_place_mover`, `popxl._storage.prefetch`).
+(`popxl._storage.shared_memory_mover`, `popxl._storage.prefetch`).
 
 One thread executes the schedule and owns registers, state and entries. Other threads only launch
 executables for it (`popxl._devices.cpu.CpuLauncher`), and read and write files
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from popxl._schedule.schedule import Index
     from popxl._schedule.schedule_walk import Observer
     from popxl._schedule.segment import Segment
-    from popxl._storage.in_place_mover import InPlaceMover
     from popxl._storage.prefetch import PrefetchMover
+    from popxl._storage.shared_memory_mover import SharedMemoryMover
     from popxl.streams import Stream
 
 
@@ -86,7 +86,7 @@ class ScheduleExecutor:
         call: Callable[[Segment, Sequence[jax.Array]], Sequence[jax.Array]],
         put_scalar: Callable[[int, Any], jax.Array],
         copy: Callable[[jax.Array], jax.Array],
-        mover: InPlaceMover | PrefetchMover,
+        mover: SharedMemoryMover | PrefetchMover,
         run_globals: RunGlobals,
         fetched: FetchedScalars,
         observer: Observer = iter,

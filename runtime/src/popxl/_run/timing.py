@@ -19,8 +19,8 @@ from popxl._schedule.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule_walk import Steps
-    from popxl._storage.in_place_mover import InPlaceMover
     from popxl._storage.prefetch import PrefetchMover
+    from popxl._storage.shared_memory_mover import SharedMemoryMover
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Timing:
 class Timer:
     """Measures schedule steps as they execute, and labels them in a profiler's trace."""
 
-    def __init__(self, timing: Timing, mover: InPlaceMover | PrefetchMover) -> None:
+    def __init__(self, timing: Timing, mover: SharedMemoryMover | PrefetchMover) -> None:
         self._timing, self._mover = timing, mover
 
     def __call__(self, steps: Steps) -> Steps:

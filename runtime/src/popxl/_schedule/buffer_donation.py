@@ -43,7 +43,7 @@ def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
     _DonationPass(routine, frozenset(donatable_inputs)).run()
 
 
-def is_exclusive(routine: Routine, index: int, source: int | None = None) -> bool:
+def has_exclusive_memory(routine: Routine, index: int, source: int | None = None) -> bool:
     """True if a routine's output shares memory with nothing but, possibly, its input `source`."""
     memory = routine.output_memory[index]
     private = all(kind == "own" or (kind, key) == ("input", source) for kind, key in memory)
@@ -116,7 +116,7 @@ class _DonationPass:
             kind = spec.shape, spec.dtype
             load = updating_loads.get(register)
             can_donate = load is not None or self._is_donatable(register)
-            can_donate = can_donate and self.liveness.is_dead(register, index, uses)
+            can_donate = can_donate and self.liveness.is_last_use(register, index, uses)
             if can_donate and free_results[kind]:
                 free_results[kind] -= 1
                 donated.append(i)
@@ -133,7 +133,7 @@ class _DonationPass:
             register = body.args[i]
             load = updating_loads.get(register)
             can_donate = load is not None or self._is_donatable(register)
-            if can_donate and self.liveness.is_dead(register, index, uses):
+            if can_donate and self.liveness.is_last_use(register, index, uses):
                 self.consumed_memory |= self.liveness.memory[register]
                 if load is not None:
                     load.donates = True
@@ -141,7 +141,7 @@ class _DonationPass:
                 copies.add(i)
         body.copies = frozenset(copies)
         if step.count != 1:
-            shared = {i for k, i in step.carried if not is_exclusive(routine, k)}
+            shared = {i for k, i in step.carried if not has_exclusive_memory(routine, k)}
             step.copies = frozenset(shared & routine.consumed_inputs)
         carried = {i: k for k, i in step.carried}
         for k, out in enumerate(body.outs):

@@ -52,12 +52,12 @@ def is_host_scalar_spec(spec: TensorSpec) -> bool:
     return math.prod(spec.shape) == 1 and np.dtype(spec.dtype.as_jax()).kind in "iub"
 
 
-def host_constant(t: Tensor) -> int | None:
+def host_scalar_constant(t: Tensor) -> int | None:
     """Returns the integer that a constant holds; None if it is not one integer or bool."""
     return int(t._data.item()) if isinstance(t, Constant) and is_host_scalar_spec(t.spec) else None
 
 
-def host_function(op: Op) -> Rule | None:
+def host_scalar_function(op: Op) -> Rule | None:
     """Returns a function that computes an op on host integers; None if the op has none.
 
     It maps the op's inputs to a tuple of its outputs.

@@ -20,7 +20,7 @@ from popxl._analysis.functionalization import (
 )
 from popxl._analysis.memo import Memo
 from popxl._ir.regions import Region
-from popxl._schedule.index_arithmetic import host_function
+from popxl._schedule.index_arithmetic import host_scalar_function
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Inliner:
             and node.op is not None
             and (
                 node.op.defn in (REMOTE_LOAD, REMOTE_STORE)
-                or host_function(node.op) is not None
+                or host_scalar_function(node.op) is not None
                 or is_outlined_call(node)
                 or self._should_inline(node)
             )

@@ -46,7 +46,7 @@ class Liveness:
                 registers = [*self._last_users.get(m, ()), register]
                 self._last_users[m] = sorted(registers, key=self._last_use, reverse=True)[:2]
 
-    def is_dead(self, register: Register, index: int, uses: Counter[Register]) -> bool:
+    def is_last_use(self, register: Register, index: int, uses: Counter[Register]) -> bool:
         """True if step `index` is the last to use a register's memory, and reads it just once."""
         return uses[register] == 1 and self.last_use[register] == index and not any(
             other != register and self._last_use(other) >= index

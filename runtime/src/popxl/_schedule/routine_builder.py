@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from popxl._schedule.index_arithmetic import host_constant
+from popxl._schedule.index_arithmetic import host_scalar_constant
 from popxl._schedule.schedule import Fetch, Register, Run, Step, Store
 from popxl._schedule.segment import Segment
 from popxl.tensor import Constant, TensorSpec
@@ -82,7 +82,7 @@ class _SegmentBuilder:
     run: Run | None = None
 
 
-def set_label(step: Labelled, node: Node) -> Labelled:
+def set_step_label(step: Labelled, node: Node) -> Labelled:
     """Sets a step's region label and source location from a node, and returns the step."""
     step.part = node.part
     step.location = "" if node.op is None else node.op.location
@@ -116,7 +116,7 @@ class RoutineBuilder:
 
     def add_step(self, step: Step, node: Node) -> None:
         """Adds a host step with the label and location of a node."""
-        self.steps.append(set_label(step, node))
+        self.steps.append(set_step_label(step, node))
 
     # ---- where values are -----------------------------------------------------------------------
     def bind(self, value: Value, register: Register) -> None:
@@ -128,7 +128,7 @@ class RoutineBuilder:
         location = self._locations.get(value)
         if isinstance(location, int):
             return location if location in self.registers.scalars else None
-        constant = None if location or value.node else host_constant(value.tensor)
+        constant = None if location or value.node else host_scalar_constant(value.tensor)
         return None if constant is None else self.registers.constant(constant)
 
     def array_register(self, value: Value) -> Register:

@@ -16,9 +16,9 @@ from popxl._analysis.memo import Memo
 from popxl._ir.regions import regions
 from popxl._schedule.buffer_donation import donate, mark_entry_copies
 from popxl._schedule.control_flow import ControlFlow
-from popxl._schedule.index_arithmetic import host_function, is_host_scalar_spec
+from popxl._schedule.index_arithmetic import host_scalar_function, is_host_scalar_spec
 from popxl._schedule.inlining import Inliner, is_outlined_call
-from popxl._schedule.routine_builder import RoutineBuilder, set_label
+from popxl._schedule.routine_builder import RoutineBuilder, set_step_label
 from popxl._schedule.schedule import Compute, Load, Register, Routine, Run, Schedule, Store
 from popxl._schedule.schedule_walk import routines_by_part
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
@@ -171,7 +171,7 @@ class _GraphScheduler:
             is_host_scalar_spec(v.spec) for v in node.outputs
         ):  # fmt: skip
             return False
-        rule = host_function(node.op)
+        rule = host_scalar_function(node.op)
         ins = [self._builder.scalar_register(v) for v in node.inputs]
         if rule is None or None in ins:
             return False
@@ -224,7 +224,7 @@ class _GraphScheduler:
         buffer = node.attrs["buffer"]
         entry_index = self._index_register(node, 1)
         register = self._builder.array_register(node.inputs[0])
-        store = set_label(Store(value=register, buffer=buffer, entry_index=entry_index), node)
+        store = set_step_label(Store(value=register, buffer=buffer, entry_index=entry_index), node)
         segment_builder = self._builder.open_segment
         if register in segment_builder.results.values() or self._has_pending_store(buffer):
             segment_builder.pending_stores.append(store)

@@ -29,7 +29,7 @@ from popxl._devices import forks
 from popxl._devices.cpu import BufferPool
 from popxl._ir.debug_flags import STEPWISE, is_flag_set
 from popxl._schedule.schedule import Load, Run, Store
-from popxl._storage.scratch_files import ScratchFolder, request_offsets, slot_bytes
+from popxl._storage.scratch_files import ScratchFolder, padded_bytes, request_offsets
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import LookaheadEvent
@@ -271,7 +271,7 @@ class EntryFile:
 
     def __init__(self, disk_queue: DiskQueue, entries: int, memory: EntryMemory) -> None:
         self.disk_queue, self._memory = disk_queue, memory
-        self.nbytes = sum(map(slot_bytes, memory.sizes))
+        self.nbytes = sum(map(padded_bytes, memory.sizes))
         self._file = disk_queue.scratch.create_file(entries * self.nbytes)
         self._pending_writes: dict[int, _PendingWrite] = {}
         self._locks = [threading.Lock() for _ in range(entries)]
@@ -366,7 +366,7 @@ class EntryFile:
                 partial(self._file.run_read_request, at, view, i)
                 for i in request_offsets(view.size)
             ]
-            at += slot_bytes(view.size)
+            at += padded_bytes(view.size)
         return requests
 
     def _raise_write_error(self) -> None:
@@ -381,7 +381,7 @@ class EntryFile:
                     at = index * self.nbytes
                     for view in self._memory.byte_views(pending_write.array):
                         self._file.write(at, view)
-                        at += slot_bytes(view.size)
+                        at += padded_bytes(view.size)
         except BaseException as error:
             self._error = error
         finally:

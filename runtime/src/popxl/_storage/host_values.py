@@ -186,12 +186,12 @@ class HostValues:
         """Returns the group's value, or the shard, of a variable that one replica stores."""
         return replica_value(var, self.value(var), replica)
 
-    def live_array(self, t: Variable | Constant) -> np.ndarray:
+    def current_host_array(self, t: Variable | Constant) -> np.ndarray:
         """Returns the session's host array of a variable or constant, with the latest value."""
         if isinstance(t, Constant):
             return t._data
         if t in self._sources:
-            self.update_array(t, self._sources[t]())
+            self.copy_to_host_array(t, self._sources[t]())
         if t._retrieval == "all_replicas":
             if t not in self._replica_arrays:
                 values = assemble_host_value(t, lambda replica: self.value_on_replica(t, replica))
@@ -216,7 +216,7 @@ class HostValues:
             if concurrent and not isinstance(data, SharedValue):
                 self.concurrent.add(var)
         else:
-            self.update_array(var, data)
+            self.copy_to_host_array(var, data)
         self.stale.discard(var)
         self.lost.discard(var)
 
@@ -226,10 +226,10 @@ class HostValues:
             np.copyto(self._replica_arrays.setdefault(var, np.array(value)), value)
             first = [members[0] for members in var._grouping.groups]
             value = value[first] if var._grouping.num_groups > 1 else value[first[0]]
-        self.update_array(var, value)
+        self.copy_to_host_array(var, value)
         self.stale.discard(var)
 
-    def update_array(self, var: Variable, value: np.ndarray) -> None:
+    def copy_to_host_array(self, var: Variable, value: np.ndarray) -> None:
         """Copies a variable's value into its host array, from which new sessions start."""
         with self.ir._host_lock:
             self._copy_if_shared(var)

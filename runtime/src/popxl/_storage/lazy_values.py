@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 THREADS = 4
 
 
-def compute_ahead(
+def compute_values_ahead(
     variables: Iterable[Variable],
     concurrent: Set[Variable],
     compute_value: Callable[[Variable], np.ndarray],

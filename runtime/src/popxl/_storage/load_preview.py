@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 
-def prefetched_loads(schedule: Schedule) -> Mapping[Run, str]:
+def format_prefetch_counts(schedule: Schedule) -> Mapping[Run, str]:
     """Returns, for each segment run, the mean number of loads prefetched before it, as text.
 
     Stores are taken to finish at once.

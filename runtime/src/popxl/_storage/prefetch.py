@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl._schedule.schedule import Load, Run, Store
-from popxl._storage.in_place_mover import BufferStorageProtocol, is_ready, wait_until_ready
+from popxl._storage.shared_memory_mover import BufferStorageProtocol, is_ready, wait_until_ready
 from popxl.errors import add_error_location
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Put = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 class PrefetchMover:
     """Loads and stores the remote-buffer entries of one run, loading ahead within a byte window.
 
-    The counterpart of `InPlaceMover`.
+    The counterpart of `SharedMemoryMover`.
 
     Args:
         put: moves arrays, all at once: `put(arrays, shardings) -> arrays`.

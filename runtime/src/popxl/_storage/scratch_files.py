@@ -60,7 +60,7 @@ def _align_up(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
-def slot_bytes(nbytes: int) -> int:
+def padded_bytes(nbytes: int) -> int:
     """Returns the padded size of data of `nbytes` in a file or memory block."""
     return _align_up(LEAD + nbytes)
 
@@ -80,7 +80,7 @@ def _map_memory(nbytes: int) -> mmap.mmap:
 
 def request_offsets(nbytes: int) -> range:
     """Returns the byte offsets of the I/O requests that transfer data of `nbytes` in its slot."""
-    return range(0, slot_bytes(nbytes), REQUEST)
+    return range(0, padded_bytes(nbytes), REQUEST)
 
 
 class BlockPool:
@@ -97,7 +97,7 @@ class BlockPool:
 
     def take(self, nbytes: int) -> np.ndarray:
         """Returns a block of at least `nbytes` of page-aligned memory (uint8)."""
-        size = slot_bytes(nbytes)
+        size = padded_bytes(nbytes)
         with self._lock:
             free = self._free[size]
             block = free.pop() if free else None
@@ -290,7 +290,7 @@ class ScratchFile:
         os.close(self._file)
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Writes data to a slot (padded block) of the file, at an aligned offset; see `slot_bytes`.
+        """Writes data to a slot (padded block) of the file, at an aligned offset.
 
         Raises:
             DiskError: the disk is full or broken.
@@ -348,7 +348,7 @@ class ScratchFile:
         elsewhere.
         """
         staging = self._scratch.staging_buffer()
-        end = min(request_start + REQUEST, slot_bytes(data.size))
+        end = min(request_start + REQUEST, padded_bytes(data.size))
         first, last = max(request_start, LEAD), min(end, LEAD + data.size)
         page_start, page_end = _align_up(first), last // ALIGNED * ALIGNED
         if (data.ctypes.data - LEAD) % ALIGNED or page_start >= page_end:

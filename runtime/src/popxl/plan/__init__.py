@@ -20,9 +20,9 @@ from popxl._storage.disk_queue import DISK_WINDOW as DISK_WINDOW
 from popxl._storage.replica_arrays import variable_shards as variable_shards
 from popxl.context import part as part
 from popxl.plan.placement import MARGIN as MARGIN
+from popxl.plan.placement import AllHostSimulation as AllHostSimulation
 from popxl.plan.placement import PlacedKind as PlacedKind
 from popxl.plan.placement import Placement as Placement
-from popxl.plan.placement import SimulatedHostOnlyRun as SimulatedHostOnlyRun
 from popxl.plan.placement import place_entries as place_entries
 from popxl.plan.plan import TracedProgram as TracedProgram
 from popxl.plan.plan import memory_use as memory_use

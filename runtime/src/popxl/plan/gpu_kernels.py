@@ -12,7 +12,7 @@ from typing import Any
 from popxl.ops._cudnn_attention import BACKWARD, FORWARD
 from popxl.ops._kernel_registry import KERNELS
 from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, PrimitiveValue
-from popxl.plan.primitives import attention_head_and_pass, nbytes
+from popxl.plan.primitives import attention_head_dim_and_direction, nbytes
 from popxl.plan.records import Kernel
 
 _HEADS_AFTER_TOKENS = (0, 2, 1, 3)
@@ -60,7 +60,7 @@ class GpuKernels:
         These are copies of inputs and results in another layout; and before its gradient the
         forward pass again, since its statistics are not saved.
         """
-        size, backward = attention_head_and_pass(node)
+        size, backward = attention_head_dim_and_direction(node)
         if not size:
             return []
         heads = node.inputs[:4] if backward else node.inputs[:3]
@@ -83,7 +83,7 @@ class GpuKernels:
 
 
 def _is_attention(node: PrimitiveNode | None) -> bool:
-    return node is not None and attention_head_and_pass(node)[0] > 0
+    return node is not None and attention_head_dim_and_direction(node)[0] > 0
 
 
 def _swaps_matrices(node: PrimitiveNode) -> bool:

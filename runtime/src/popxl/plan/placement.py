@@ -71,7 +71,7 @@ class Placement:
     """
 
     kinds: Sequence[PlacedKind]
-    all_host: SimulatedHostOnlyRun
+    all_host: AllHostSimulation
     timeline: Timeline
     free_bytes: int
     resident: Mapping[RemoteBuffer, Set[int]]
@@ -97,7 +97,7 @@ class Placement:
         return sum(kind.nbytes for kind in self.kinds)
 
 
-class SimulatedHostOnlyRun:
+class AllHostSimulation:
     """A run with all remote-buffer entries in host memory, simulated on first use.
 
     Args:
@@ -144,7 +144,7 @@ def place_entries(
     rates: Rates,
     device_bytes: int,
     other_bytes: int | None = None,
-    all_host: SimulatedHostOnlyRun | None = None,
+    all_host: AllHostSimulation | None = None,
     window: int | None = None,
 ) -> Placement:
     """Chooses which remote-buffer entries stay on the device, and applies that to the program.
@@ -158,7 +158,7 @@ def place_entries(
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
-    all_host = all_host or SimulatedHostOnlyRun(traced, rates, window)
+    all_host = all_host or AllHostSimulation(traced, rates, window)
     other_bytes = all_host.short_timeline.extent if other_bytes is None else other_bytes
     free_bytes = (
         int(device_bytes * (1 - MARGIN)) - other_bytes - traced.permanent_storage().on_device
@@ -203,7 +203,7 @@ class EntryGroup:
     def placed_nbytes(self) -> int:
         return sum(self._sizes[: self.num_placed])
 
-    def next_rows(self, max_bytes: int, free_bytes: int) -> tuple[int, int]:
+    def next_placement(self, max_bytes: int, free_bytes: int) -> tuple[int, int]:
         """Returns the number of rows (layers) to place next, and their bytes; (0, 0) if none fits.
 
         Args:
@@ -287,7 +287,7 @@ def _place_greedily(
     queue = [*all_groups]  # cost of a byte, as of which choice, and the group
     while queue:
         cost, evaluated, i = heappop(queue)
-        count, nbytes = groups[i].next_rows(min(step_bytes, remaining), remaining)
+        count, nbytes = groups[i].next_placement(min(step_bytes, remaining), remaining)
         if not count:
             continue
         entries = groups[i].entries(groups[i].num_placed, count)

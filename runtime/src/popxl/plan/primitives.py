@@ -105,7 +105,7 @@ def is_float8(value: Any) -> bool:
     return getattr(value.aval.dtype, "name", "").startswith("float8")
 
 
-def attention_head_and_pass(node: PrimitiveNode) -> tuple[int, bool]:
+def attention_head_dim_and_direction(node: PrimitiveNode) -> tuple[int, bool]:
     """Returns (head dimension, is backward) of a fused-attention kernel; 0 for other nodes."""
     if node.name not in KERNELS or not node.name.startswith((FORWARD, BACKWARD)):
         return 0, False

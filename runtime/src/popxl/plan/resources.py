@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from popxl._devices.mesh import replica_mesh
-from popxl._storage.scratch_files import ScratchFile, ScratchFolder, slot_bytes
+from popxl._storage.scratch_files import ScratchFile, ScratchFolder, padded_bytes
 
 
 def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
@@ -43,9 +43,9 @@ def scratch_file(
         DiskError: the folder is in use, or the disk is full.
     """
     scratch = ScratchFolder.open_shared(folder)
-    file = scratch.create_file(count * slot_bytes(nbytes))
+    file = scratch.create_file(count * padded_bytes(nbytes))
     try:
-        yield file, slot_bytes(nbytes)
+        yield file, padded_bytes(nbytes)
     finally:
         file.close()
         scratch.close()

@@ -17,7 +17,7 @@ from popxl.plan.memory_estimate import LivenessModel
 from popxl.plan.primitives import (
     COLLECTIVES,
     arithmetic_ops_of,
-    attention_head_and_pass,
+    attention_head_dim_and_direction,
     flops_of,
     is_float8,
     lowering_of,
@@ -156,7 +156,7 @@ class CostCounter:
             addition = liveness.fused_add(node)
             added = 0 if addition is None else 2 * sum(nbytes(v.aval) for v in addition.outputs)
             cost.kernels[
-                Kernel(bytes_moved, flops, float8, *attention_head_and_pass(node), added)
+                Kernel(bytes_moved, flops, float8, *attention_head_dim_and_direction(node), added)
             ] += times
         for kernel in liveness.kernels_launched_with(node):
             cost.flops += times * kernel.flops

@@ -52,7 +52,7 @@ Stream = Literal["compute", "copies in", "copies out", "disk", "host"]
 
 
 @dataclass(frozen=True)
-class Span:
+class StreamActivity:
     """An activity on one of the simulated device's streams, from `start` to `end` (seconds).
 
     Attributes:
@@ -151,7 +151,7 @@ class SimulatedDevice:
         self.part = ""
         self.live = self.peak = 0
         self.allocator = DeviceAllocator()
-        self.spans: list[Span] = []
+        self.spans: list[StreamActivity] = []
         self.exposed: dict[str, tuple[float, float]] = {}
         self._waited_until = 0.0
         self._ends: deque[float] = deque()
@@ -189,7 +189,7 @@ class SimulatedDevice:
             self.host = self._waited_until = time
 
     def _dispatch(self, name: str, seconds: float) -> None:
-        self.spans.append(Span("host", name, self.part, self.host, self.host + seconds))
+        self.spans.append(StreamActivity("host", name, self.part, self.host, self.host + seconds))
         self.host += seconds
 
     # ---- interface of the executor --------------------------------------------------------------
@@ -223,7 +223,7 @@ class SimulatedDevice:
             self.exposed[self.part] = before[0] + transfers, before[1] + idle - transfers
         self._compute = start + seconds
         self._ends.append(self._compute)
-        self.spans.append(Span("compute", name, self.part, start, self._compute))
+        self.spans.append(StreamActivity("compute", name, self.part, start, self._compute))
         return self._compute
 
     def put_number(self, value: int, spec: Any) -> None:
@@ -262,13 +262,15 @@ class SimulatedDevice:
     def _copy_to_device(self, array: SimulatedArray) -> SimulatedArray:
         start, end = self._copy_over_link(array, self._in, self._out)
         self._put_spacer()
-        self.spans.append(Span("copies in", "load", self.part, start, end, array.nbytes))
+        self.spans.append(StreamActivity("copies in", "load", self.part, start, end, array.nbytes))
         return SimulatedArray(self, array.nbytes, end)
 
     def _copy_to_host(self, array: SimulatedArray) -> SimulatedArray:
         self._put_spacer()
         start, end = self._copy_over_link(array, self._out, self._in)
-        self.spans.append(Span("copies out", "store", self.part, start, end, array.nbytes))
+        self.spans.append(
+            StreamActivity("copies out", "store", self.part, start, end, array.nbytes)
+        )
         self._outgoing.append((end, array))
         return SimulatedArray(self, array.nbytes, end, held=False)
 
@@ -408,7 +410,7 @@ class SimulatedDisk:
     def _record_span(self, name: str, start_time: float, entry_array: SimulatedArray) -> None:
         device = self._device
         device.spans.append(
-            Span("disk", name, device.part, start_time, self.clock, entry_array.nbytes)
+            StreamActivity("disk", name, device.part, start_time, self.clock, entry_array.nbytes)
         )
 
 

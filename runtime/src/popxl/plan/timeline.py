@@ -14,7 +14,13 @@ from popxl._schedule.segment import Segment
 from popxl.plan.loop_extrapolation import measure_extrapolated
 from popxl.plan.rates import Rates
 from popxl.plan.segment_cost import SegmentCost, trace_cost
-from popxl.plan.simulated_device import STREAMS, SimulatedDevice, Span, Stream, drive_device
+from popxl.plan.simulated_device import (
+    STREAMS,
+    SimulatedDevice,
+    Stream,
+    StreamActivity,
+    drive_device,
+)
 
 _FIRST = 2  # iterations of a long loop until streams and disk are in a steady state
 
@@ -59,7 +65,7 @@ class Timeline:
     peak: int
     extent: int
     window: int
-    spans: Sequence[Span]
+    spans: Sequence[StreamActivity]
 
     def extrapolate(self, shorter: Timeline, times: float) -> Timeline:
         """Returns this timeline plus `times` its difference from a shorter run's."""
@@ -107,7 +113,7 @@ class Timeline:
         ]}  # fmt: skip
 
 
-def _trace_event(span: Span, thread: int) -> dict[str, Any]:
+def _trace_event(span: StreamActivity, thread: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "pid": 1,

@@ -27,8 +27,8 @@ from popxl.transforms.gradient_ops import (
     generic_grad,
     gradient_rule,
     grads_by_output,
+    sum_gradients,
     tensors_with_max_gradient,
-    total_gradient,
 )
 from popxl.transforms.saveable import may_save
 
@@ -143,7 +143,7 @@ def _check_nothing_modified(graph: Graph) -> None:
             )
 
 
-def dependents(graph: Graph, required: Iterable[Tensor]) -> set[Tensor]:
+def dependent_tensors(graph: Graph, required: Iterable[Tensor]) -> set[Tensor]:
     """Returns the tensors of `graph` that depend differentiably on a `required` tensor."""
     dependent = set(required)
     for op in graph._ops:
@@ -159,7 +159,7 @@ class GradContext:
         self, session: _Autodiff, forward: Graph, grad_graph: Graph, required: list[Tensor]
     ) -> None:
         self._session, self._forward, self._graph = session, forward, grad_graph
-        self._needed = dependents(forward, required)
+        self._needed = dependent_tensors(forward, required)
         self._observed = tensors_with_max_gradient(forward)
         self._grads: dict[Tensor, list[Tensor]] = {}
         self._known: dict[Tensor, Tensor] = {}
@@ -222,9 +222,7 @@ class GradContext:
             if connection.connection_type is ExpectedConnectionType.Fwd:
                 inputs.append(self.fwd(site.graph_to_parent(t)))
             else:  # of several inputs for one tensor, the first gets it all
-                inputs.append(
-                    total_gradient(given.pop(t)) if t in given else init(t.shape, t.dtype)
-                )
+                inputs.append(sum_gradients(given.pop(t)) if t in given else init(t.shape, t.dtype))
         outs = emit(CALL, inputs, {"graph": info.graph})
         grad_of = {c.fwd_tensor: g for c, g in zip(info.expected_outputs, outs, strict=True)}
         return [grad_of.get(t) for t in called._inputs]
@@ -246,7 +244,7 @@ class GradContext:
     @staticmethod
     def differentiable_outputs(graph: Graph, required: Iterable[Tensor]) -> set[int]:
         """Returns the indices of the outputs of `graph` that depend on a required tensor."""
-        dependent = dependents(graph, required)
+        dependent = dependent_tensors(graph, required)
         return {i for i, t in enumerate(graph._outputs) if t in dependent}
 
     # ---- construction ---------------------------------------------------------------------------
@@ -286,7 +284,7 @@ class GradContext:
         if not terms:
             return None
         maximum = len(terms) > 1 and t in self._observed
-        self._grads[t] = [total_gradient(terms, maximum)]
+        self._grads[t] = [sum_gradients(terms, maximum)]
         return self._grads[t][0]
 
     def set_outputs(self, required: list[Tensor], is_explicit: bool) -> list[ExpectedConnection]:

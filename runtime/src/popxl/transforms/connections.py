@@ -8,7 +8,7 @@ from typing import Any
 from popxl.graph import Graph
 from popxl.ops.call import CallSiteInfo
 from popxl.tensor import Tensor
-from popxl.transforms.gradient_ops import tensors_with_max_gradient, total_gradient
+from popxl.transforms.gradient_ops import sum_gradients, tensors_with_max_gradient
 
 
 class ExpectedConnectionType(Enum):
@@ -102,9 +102,7 @@ class GradGraphInfo(_ReadOnlyRecord):
         observed = tensors_with_max_gradient(self.forward_graph)
         with grad_call_info._op.graph:
             return {
-                mine: total_gradient(
-                    list(terms.values()), is_maximum=not observed.isdisjoint(terms)
-                )
+                mine: sum_gradients(list(terms.values()), is_maximum=not observed.isdisjoint(terms))
                 for mine, terms in by_input.items()
             }
 

@@ -56,7 +56,7 @@ GRAD_MAXIMUM = define(
 )
 
 
-def total_gradient(grads: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
+def sum_gradients(grads: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
     """Adds up a tensor's gradients, or takes their maximum (see `tensors_with_max_gradient`)."""
     if len(grads) == 1:
         return grads[0]

@@ -15,12 +15,12 @@ from files.formatting import format_name
 _MARGIN = "margin"
 
 
-def compared_columns(are_conversations: bool) -> set[str]:
+def reward_columns(are_conversations: bool) -> set[str]:
     """Columns of a row of compared texts that are read."""
     return {*preference_columns(False, are_conversations), _MARGIN}
 
 
-def read_compared_texts(row: Row, prompt: str | None) -> list[str]:
+def read_chosen_rejected_texts(row: Row, prompt: str | None) -> list[str]:
     """Read the chosen and the rejected text of a row, each after the prompt, if there is one.
 
     Args:
@@ -37,8 +37,8 @@ def read_compared_texts(row: Row, prompt: str | None) -> list[str]:
     return [prompt + Template(f"{{{name}}}").render(row) for name in PAIR_COLUMNS]
 
 
-def read_compared_conversations(row: Row, prompt: str | None) -> list[Conversation]:
-    """Read the chosen and the rejected conversation of a row; as `read_compared_texts`."""
+def read_chosen_rejected_conversations(row: Row, prompt: str | None) -> list[Conversation]:
+    """Read the chosen and the rejected conversation of a row; as `read_chosen_rejected_texts`."""
     answers = read_answers(row, False, prompt, are_conversations=True)
     return [answer.content for answer in answers if isinstance(answer.content, Conversation)]
 

@@ -1,4 +1,4 @@
-"""Mover of remote-buffer entries in place, for hosts and devices that share memory.
+"""Mover of remote-buffer entries for hosts and devices that share memory: loads copy nothing.
 
 It has the interface of `popxl._storage.prefetch.PrefetchMover`; `popxl._compile.platforms` chooses
 one. A mover holds the entries until the run is finished, and pending arrays afterwards.
@@ -84,7 +84,7 @@ class InFlight:
         self._nbytes = 0
 
 
-class InPlaceMover:
+class SharedMemoryMover:
     """Loads and stores remote-buffer entries when the executor reaches the step, without prefetch.
 
     Attributes:
