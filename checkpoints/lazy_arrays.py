@@ -22,7 +22,7 @@ class LazyArrays(Arrays):
     is_thread_safe = True
 
     def __init__(self, load_fns: Mapping[str, Callable[[], np.ndarray]]) -> None:
-        """Args: `load_fns`: function that returns the array of each name."""
+        """Map each name to the function in `load_fns` that returns its array."""
         self._names: Collection[str] = load_fns
         self._load_fns = load_fns
 

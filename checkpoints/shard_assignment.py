@@ -103,7 +103,7 @@ class _LoadBalancer:
     """Assigns bytes of tensors to processes, each time to the one that stores the fewest so far."""
 
     def __init__(self, nbytes: int = 0) -> None:
-        """Args: `nbytes`: bytes of all tensors."""
+        """Start with no bytes assigned, of `nbytes` of all tensors."""
         self._bytes = [0] * popdist.getNumInstances()
         self._small_bytes = nbytes // popdist.getNumInstances() // SMALL_FRACTION
 

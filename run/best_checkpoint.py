@@ -34,10 +34,10 @@ class BestCheckpoint:
     def __init__(
         self, config: RunConfig, state: Mapping[str, Any] | None, base: Mapping[str, Any] = NO_BASE
     ) -> None:
-        """
+        """Start without a best value, or with that of the resumed checkpoint.
+
         Args:
-            state: result of `state_for_metadata()` in the checkpoint that is resumed;
-                None: start anew.
+            state: `state_for_metadata()` of the checkpoint that is resumed; None in a new run.
             base: metadata about the weights that are not trained.
         """
         self._config, self._base = config, base

@@ -51,7 +51,8 @@ class CheckpointManager:
         base: Mapping[str, Any] = NO_BASE,
         mirror: CheckpointMirror | None = None,
     ) -> None:
-        """
+        """Create the manager of a run's checkpoint folder.
+
         Args:
             initial_step: step that the run starts at, which is already saved.
             tokenizer: tokenizer of the data; copied to the run's folder.

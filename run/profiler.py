@@ -34,7 +34,8 @@ class Profiler:
     """
 
     def __init__(self, runs: int, model: TrainingSession, title: str, folder: RunFolder) -> None:
-        """
+        """Plan the measurements, which start after the first step.
+
         Args:
             runs: of the program, for each of the three measurements; 0: do not measure.
             title: what is measured.

@@ -51,7 +51,7 @@ class QuantizedCache(ArraysView):
     """
 
     def __init__(self, tensors: Arrays, known: Mapping[str, str], folder: Path) -> None:
-        """Args: `known`: digests of tensors, which are not read if their file exists."""
+        """Wrap tensors; those with a digest in `known` are not read if their cache file exists."""
         super().__init__(tensors)
         self._known, self._folder = known, folder
         self._write_failed = False

@@ -15,9 +15,11 @@ class SkippedSteps:
     """
 
     def __init__(self, max_in_a_row: int, total: int = 0) -> None:
-        """Args:
-        most_in_a_row: maximum number of consecutive skipped steps.
-        total: number of skipped steps before the run was resumed.
+        """Start counting at a new or resumed run.
+
+        Args:
+            max_in_a_row: maximum number of consecutive skipped steps.
+            total: number of skipped steps before the run was resumed.
         """
         self.total, self.in_a_row = total, 0
         self._max_in_a_row = max_in_a_row

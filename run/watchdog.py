@@ -47,10 +47,12 @@ class Watchdog:
     def __init__(
         self, limit: float, disk: Callable[[], float], received: Callable[[], str | None]
     ) -> None:
-        """Args:
-        limit: seconds after which the watchdog warns.
-        disk: returns the seconds for which the disk of offloaded state has not responded.
-        received: returns the name of the received stop signal, or None.
+        """Create the watchdog, which starts when it is entered.
+
+        Args:
+            limit: seconds after which the watchdog warns.
+            disk: returns the seconds for which the disk of offloaded state has not responded.
+            received: returns the name of the received stop signal, or None.
         """
         self._limit, self._disk, self._received = limit, disk, received
         self._longest: dict[str, float] = defaultdict(float)  # seconds, by kind

@@ -137,7 +137,7 @@ class DigestCheckedTensors(ArraysView):
 
     Attributes:
         sha256: digests of the tensors that were read, by name.
-        changed: returns the error for a tensor whose digest has changed.
+        digest_error: returns the error for a tensor whose digest has changed.
     """
 
     def __init__(
@@ -147,9 +147,12 @@ class DigestCheckedTensors(ArraysView):
         digest_error: Callable[[str], CheckpointError],
         sha256: Mapping[str, str] | None = None,
     ) -> None:
-        """Args:
-        fixed: names of the tensors that must not change.
-        sha256: digests that are already known.
+        """Wrap tensors, whose digests are computed or checked as they are read.
+
+        Args:
+            must_match: names of the tensors that must not change.
+            digest_error: returns the error for a tensor whose digest has changed.
+            sha256: digests that are already known.
         """
         self._must_match, self.digest_error = set(must_match), digest_error
         self.sha256 = dict(sha256 or {})

@@ -48,7 +48,8 @@ class Evaluator:
         data_cache: DataCache | None = None,
         frozen: OutputsSource | None = None,
     ) -> None:
-        """
+        """Prepare evaluations: read the validation split, and compile programs when they are needed.
+
         Args:
             weight_source: the model whose weights are evaluated while it is entered, if there is
                 one. Weights that both programs store alike are not copied.

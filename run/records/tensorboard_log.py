@@ -14,7 +14,9 @@ class TensorBoardLog:
     """Logger that writes TensorBoard event files."""
 
     def __init__(self, directory: Path, first_step: int) -> None:
-        """Args:
+        """Open an event file.
+
+        Args:
             directory: folder for event files.
             first_step: number of steps done; TensorBoard then hides events of later steps.
 

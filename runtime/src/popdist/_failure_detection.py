@@ -43,7 +43,7 @@ class StatusBoard:
     """Status of each process of the run, in the coordination service's key-value store."""
 
     def __init__(self, client: Any, index: int) -> None:
-        """Args: `client`: of the coordination service; `index`: of this process."""
+        """Publish as process `index` through a client of the coordination service."""
         self._client, self._index = client, index
 
     def publish_status(self, status: str) -> None:

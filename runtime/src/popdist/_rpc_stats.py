@@ -23,7 +23,7 @@ class _CountingRpcClient:
     """Wraps a client of the coordination service and counts its requests."""
 
     def __init__(self, client: Any) -> None:
-        """Args: `client`: of JAX's coordination service."""
+        """Wrap a client of JAX's coordination service, whose calls are counted."""
         self._client = client
         self._lock = threading.Lock()
         self.rpc_stats = RpcStats(0, 0, 0)

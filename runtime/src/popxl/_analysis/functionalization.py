@@ -258,7 +258,7 @@ class _GraphWriter:
     """Functional graph under construction, with the SSA value of each tensor that owns storage."""
 
     def __init__(self, current: dict[Tensor, Value], views: MergedViews) -> None:
-        """Args: `current`: values of the storage owners; `views`: alias analysis of the graph."""
+        """Start from the `current` values of storage owners; `views` is the alias analysis."""
         self.nodes: list[Node] = []
         self.current, self.views = current, views
         self._view_values: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}

@@ -165,7 +165,7 @@ class BufferPool:
     """Pool of free device arrays, reused for remote-buffer entries that are read from disk."""
 
     def __init__(self, max_free_bytes: int) -> None:
-        """Args: `max_free_bytes`: largest total size of the free arrays."""
+        """Create a pool that keeps at most `max_free_bytes` of free arrays."""
         self._free: dict[tuple[Any, ...], list[jax.Array]] = defaultdict(list)
         self._max_free_bytes, self._nbytes, self._lock = max_free_bytes, 0, threading.Lock()
 

@@ -17,7 +17,7 @@ class ControlFlow:
     """Adds call, loop and branch steps to the routine (host steps) of a graph."""
 
     def __init__(self, builder: RoutineBuilder, routine_of: Callable[..., Routine]) -> None:
-        """Args: `routine_of`: returns the routine of a graph (`_ScheduleBuilder.get_routine`)."""
+        """Get the routines of graphs from `routine_of` (`_ScheduleBuilder.get_routine`)."""
         self._builder, self._routine_of = builder, routine_of
 
     # ---- calls and loops ------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class BlockPool:
     """
 
     def __init__(self, max_free_bytes: int) -> None:
-        """Args: `max_free_bytes`: largest total size of the free blocks."""
+        """Create a pool that keeps at most `max_free_bytes` of free blocks."""
         self._max_free_bytes, self._free_bytes = max_free_bytes, 0
         self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
         self._lock = threading.Lock()
