@@ -107,10 +107,10 @@ class Manifest:
             raise CheckpointError(f"{format_path(path)} is missing")
         try:
             manifest = read_json_object(path, MAX_RECORDS)
-            sha256 = manifest.text("sha256")
-            if sha256 != _sha256_of_json(manifest.mapping("content")):
+            sha256 = manifest.get_text("sha256")
+            if sha256 != _sha256_of_json(manifest.get_dict("content")):
                 raise CheckpointError(f"{format_path(path)} is not what was saved")
-            return cls._from_json(manifest.object("content"), path, sha256)
+            return cls._from_json(manifest.get_object("content"), path, sha256)
         except CheckpointError:
             raise
         except FileError as error:
@@ -118,20 +118,20 @@ class Manifest:
 
     @classmethod
     def _from_json(cls, content: JsonObject, path: Path, sha256: str) -> Self:
-        saved_format = content.count("format")
+        saved_format = content.get_count("format")
         if saved_format != FORMAT:
             age = "newer" if saved_format > FORMAT else "older"
             raise FormatVersionError(
                 f"{format_path(path)} has format {saved_format}, {age} than the {FORMAT} that this "
                 "version reads: use the version that wrote it"
             )
-        texts, record_files = content.text_mapping("texts"), content.text_mapping("tables")
+        texts, record_files = content.get_text_dict("texts"), content.get_text_dict("tables")
         if not all(map(is_file_name, (*texts, *record_files))):
             raise FileError(f"{format_path(path)} names files that are not of the checkpoint")
-        return cls(
-            content.count("step"), content.mapping("metadata"), records_from_json(content), texts,
-            record_files, _parse_sharded_specs(content, len(record_files)), sha256,
-        )  # fmt: skip
+        sharded = _parse_sharded_specs(content, len(record_files))
+        step, metadata = content.get_count("step"), content.get_dict("metadata")
+        records = records_from_json(content)
+        return cls(step, metadata, records, texts, record_files, sharded, sha256)
 
     def check_text_files(self, folder: Path) -> None:
         """Raise CheckpointError if a text file of the step, such as its config, is not as saved."""
@@ -168,10 +168,14 @@ class Manifest:
 
 def _parse_sharded_specs(content: JsonObject, num_processes: int) -> dict[str, ShardedTensorSpec]:
     """Parse dtype and shards of sharded tensors from JSON; raises FileError if they are invalid."""
-    layouts = [_parse_shard_layout(layout) for layout in content.object_list("layouts")]
-    owners, sharded = content.int_lists("owners"), {}
-    for name, fields in content.objects("cut").items():
-        layout, owner, dtype = fields.count("layout"), fields.count("owners"), fields.text("dtype")
+    layouts = [_parse_shard_layout(layout) for layout in content.get_object_list("layouts")]
+    owners, sharded = content.get_int_lists("owners"), {}
+    for name, fields in content.get_objects("cut").items():
+        layout, owner, dtype = (
+            fields.get_count("layout"),
+            fields.get_count("owners"),
+            fields.get_text("dtype"),
+        )
         if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
             raise FileError(f"tensor {format_name(name)} has no layout, owners or dtype")
         spec = ShardedTensorSpec(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
@@ -197,9 +201,9 @@ def _parse_shard_layout(fields: JsonObject) -> ShardLayout:
     Raises:
         FileError: it is invalid, or does not cover the full tensor.
     """
-    shape = tuple(fields.counts("shape"))
+    shape = tuple(fields.get_counts("shape"))
     layout = tuple(
-        shard for box in fields.object_list("boxes") for shard in _parse_box_shards(box, shape)
+        shard for box in fields.get_object_list("boxes") for shard in _parse_box_shards(box, shape)
     )
     if not layout:
         raise FileError("a tensor has no shards")
@@ -212,10 +216,10 @@ def _parse_shard_layout(fields: JsonObject) -> ShardLayout:
 
 def _parse_box_shards(fields: JsonObject, shape: tuple[int, ...]) -> list[TensorShard]:
     """Parse the shards in one box (axis-aligned block) of a tensor."""
-    axes, offsets, sizes = (tuple(fields.counts(name)) for name in ("axes", "corner", "box"))
+    axes, offsets, sizes = (tuple(fields.get_counts(name)) for name in ("axes", "corner", "box"))
     if sorted(axes) != list(range(len(shape))) or not len(offsets) == len(sizes) == len(shape):
         raise FileError(f"{format_value(sizes)} is not a box of a tensor of shape {shape}")
-    lengths = fields.counts("sizes")
+    lengths = fields.get_counts("sizes")
     starts = accumulate(lengths, initial=0)
     return [
         TensorShard(shape, axes, offsets, sizes, start, length)

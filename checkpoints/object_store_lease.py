@@ -131,8 +131,8 @@ def _record_of_folder(folder: Path) -> LeaseRecord:
     if not path.is_file():
         return new
     ids = read_json_object(path)
-    writer = ids.text("writer") if ids.text("folder") == location else new.writer
-    return replace(new, run=ids.text("run"), writer=writer)
+    writer = ids.get_text("writer") if ids.get_text("folder") == location else new.writer
+    return replace(new, run=ids.get_text("run"), writer=writer)
 
 
 def _wait_until_expired(remote: RemoteRun, record: LeaseRecord) -> None:
@@ -170,8 +170,8 @@ def _read_record(remote: RemoteRun) -> LeaseRecord | None:
 
 def _parse_record(data: bytes, path: str) -> LeaseRecord:
     fields = JsonObject(parse_json(data.decode(errors="replace"), Path(path)), path)
-    run, writer, folder, host = map(fields.text, ("run", "writer", "folder", "host"))
-    return LeaseRecord(run, writer, folder, host, fields.count("beat"))
+    run, writer, folder, host = map(fields.get_text, ("run", "writer", "folder", "host"))
+    return LeaseRecord(run, writer, folder, host, fields.get_count("beat"))
 
 
 def _write_record(remote: RemoteRun, record: LeaseRecord) -> None:

@@ -231,11 +231,11 @@ class TensorRecord:
     @classmethod
     def from_json(cls, fields: JsonObject) -> Self:
         """Parse the manifest record of a tensor from JSON; raises FileError if it is invalid."""
-        file = fields.text("file")
+        file = fields.get_text("file")
         if not is_file_name(file):
             raise FileError(f"{format_value(file)} is not a file name of a checkpoint")
-        digests = fields.text_list("sha256")
-        return cls(file, fields.text("dtype"), fields.counts("shape"), digests)
+        digests = fields.get_texts("sha256")
+        return cls(file, fields.get_text("dtype"), fields.get_counts("shape"), digests)
 
 
 TensorRecords = dict[str, TensorRecord]
@@ -277,7 +277,8 @@ def write_records(path: Path, records: TensorRecords) -> str:
 def records_from_json(fields: JsonObject) -> TensorRecords:
     """Parse manifest records of tensors from JSON; raises FileError if they are invalid."""
     return {
-        name: TensorRecord.from_json(record) for name, record in fields.objects("tensors").items()
+        name: TensorRecord.from_json(record)
+        for name, record in fields.get_objects("tensors").items()
     }
 
 

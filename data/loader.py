@@ -127,14 +127,16 @@ class Loader:
             FileError: it is no such state.
         """
         fields = JsonObject(dict(state), "the saved data position")
-        seed, epoch, position, samples = map(fields.count, ("seed", "epoch", "position", "samples"))
+        seed, epoch, position, samples = map(
+            fields.get_count, ("seed", "epoch", "position", "samples")
+        )
         if samples != len(self._samples):
             raise ValueError(
                 f"the run that is continued had {samples} samples, but there are "
                 f"{len(self._samples)}: give the same data, or --checkpoint.load_optimizer false "
                 "for a new run from its weights, with another --save"
             )
-        if "digest" in state and fields.text("digest") != self._samples_digest:
+        if "digest" in state and fields.get_text("digest") != self._samples_digest:
             raise ValueError(
                 "the run that is continued had other training data: give the same, or "
                 "--checkpoint.load_optimizer false for a new run from its weights, with another "
@@ -142,7 +144,7 @@ class Loader:
             )
         if position >= samples:
             raise ValueError(f"the saved data position {position} is not among {samples} samples")
-        waiting = np.asarray(fields.counts("waiting") if "waiting" in fields else [], np.int64)
+        waiting = np.asarray(fields.get_counts("waiting") if "waiting" in fields else [], np.int64)
         if (waiting >= samples).any():
             raise ValueError(f"the saved data position has samples beyond the {samples} there are")
         self._seed, self._waiting = seed, [[] for _ in self._waiting]

@@ -377,11 +377,11 @@ class Pipeline:
         self.task.check_examples_left(split, splits)
         if self.is_chat:
             template = self.training_template()
-            template.warnings = DataWarnings.from_dict(tokenized[split][1].mapping("notes"))
+            template.warnings = DataWarnings.from_dict(tokenized[split][1].get_dict("notes"))
             self._check_conversations(split, template, splits)
             self.task.check_validation_split(splits)
             return splits
-        self._print_data_warnings(DataWarnings.from_dict(tokenized[split][1].mapping("notes")))
+        self._print_data_warnings(DataWarnings.from_dict(tokenized[split][1].get_dict("notes")))
         if not any(corpus.examples for corpus in splits.values()):
             name = self.task.source_of_split(split).name
             raise DataError(f"{name} holds no examples: give data that has some")

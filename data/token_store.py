@@ -145,11 +145,11 @@ def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
     indices = range(len(starts) - 1)
     corpus = Corpus(
         LazySequence(get_example, indices),
-        metadata_fields.count("unlabeled"),
-        metadata_fields.count("nulls"),
+        metadata_fields.get_count("unlabeled"),
+        metadata_fields.get_count("nulls"),
         LazySequence(get_location, indices),
         LazySequence(get_tokens, indices),
-        metadata_fields.text("characters"),
+        metadata_fields.get_text("characters"),
         metadata["sha256"],
     )
     return corpus, metadata_fields

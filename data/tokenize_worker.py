@@ -148,13 +148,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that asked decides
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     request = JsonObject(json.load(sys.stdin), "standard input")
-    config = config_class_of_preset(request.mapping("config"), "").from_dict(
-        request.mapping("config")
+    config = config_class_of_preset(request.get_dict("config"), "").from_dict(
+        request.get_dict("config")
     )
-    data = Pipeline(config, SAMPLE_FORMATS[request.text("sample_format")])
-    split: Split = "train" if request.text("split") == "train" else "validation"
+    data = Pipeline(config, SAMPLE_FORMATS[request.get_text("sample_format")])
+    split: Split = "train" if request.get_text("split") == "train" else "validation"
     try:
-        tokenize_split(data, split, request.count("processes"), Path(sys.argv[1]))
+        tokenize_split(data, split, request.get_count("processes"), Path(sys.argv[1]))
     except UserError as error:
         unwritten = isinstance(error, WriteError)
         print(json.dumps({"error": str(error), "unwritten": unwritten}), flush=True)

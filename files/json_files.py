@@ -127,75 +127,75 @@ class JsonObject:
         """Create a JSON object of other data, with the same location in messages."""
         return JsonObject(dict(data), self._where)
 
-    def text(self, name: str) -> str:
+    def get_text(self, name: str) -> str:
         """Read the field of this name as a string."""
         return self._get_typed(name, str, "text")
 
-    def count(self, name: str) -> int:
+    def get_count(self, name: str) -> int:
         """Read the field of this name as an integer from 0 to 2^63 - 1."""
         value = self._value(name)
         if type(value) is not int or not 0 <= value < 2**63:
             raise self.error(name, "an integer, 0 or more")
         return value
 
-    def integer(self, name: str) -> int:
+    def get_int(self, name: str) -> int:
         """Read the field of this name as a 64-bit integer."""
         value = self._value(name)
         if type(value) is not int or not -(2**63) <= value < 2**63:
             raise self.error(name, "an integer")
         return value
 
-    def number(self, name: str) -> float:
+    def get_number(self, name: str) -> float:
         """Read the field of this name as a finite number."""
         value = self._value(name)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise self.error(name, "a number")
         return float(value)
 
-    def counts(self, name: str) -> list[int]:
+    def get_counts(self, name: str) -> list[int]:
         """Read the field of this name as a list of integers from 0 to 2^63 - 1."""
         values = self._get_typed(name, list, "a list of integers")
         if not all(type(value) is int and 0 <= value < 2**63 for value in values):
             raise self.error(name, "a list of integers, 0 or more")
         return values
 
-    def text_list(self, name: str) -> list[str]:
+    def get_texts(self, name: str) -> list[str]:
         """Read the field of this name as a list of strings."""
         values = self._get_typed(name, list, "a list of texts")
         if not all(isinstance(value, str) for value in values):
             raise self.error(name, "a list of texts")
         return values
 
-    def object(self, name: str) -> JsonObject:
+    def get_object(self, name: str) -> JsonObject:
         """Read the field of this name as a JSON object."""
         return JsonObject(self._value(name), f"{self._where}: {format_name(name)}")
 
-    def mapping(self, name: str) -> dict[str, Any]:
+    def get_dict(self, name: str) -> dict[str, Any]:
         """Read the field of this name as a JSON object without typed access, a plain dict."""
-        return self.object(name).data
+        return self.get_object(name).data
 
-    def objects(self, name: str) -> Mapping[str, JsonObject]:
+    def get_objects(self, name: str) -> Mapping[str, JsonObject]:
         """Read the field of this name as a JSON object whose values are objects."""
-        inner = self.object(name)
-        return {key: inner.object(key) for key in inner.data}
+        inner = self.get_object(name)
+        return {key: inner.get_object(key) for key in inner.data}
 
-    def object_list(self, name: str) -> list[JsonObject]:
+    def get_object_list(self, name: str) -> list[JsonObject]:
         """Read the field of this name as a list of JSON objects."""
         values = self._get_typed(name, list, "a list of objects")
         return [
             JsonObject(v, f"{self._where}: {format_name(name)}[{i}]") for i, v in enumerate(values)
         ]
 
-    def int_lists(self, name: str) -> list[list[int]]:
+    def get_int_lists(self, name: str) -> list[list[int]]:
         """Read the field of this name as a list of lists of integers from 0."""
         values = self._get_typed(name, list, "a list of lists")
         lists = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
-        return [lists.counts(i) for i in lists.data]
+        return [lists.get_counts(i) for i in lists.data]
 
-    def text_mapping(self, name: str) -> dict[str, str]:
+    def get_text_dict(self, name: str) -> dict[str, str]:
         """Read the field of this name as a JSON object whose values are strings."""
-        inner = self.object(name)
-        return {key: inner.text(key) for key in inner.data}
+        inner = self.get_object(name)
+        return {key: inner.get_text(key) for key in inner.data}
 
     def __contains__(self, name: str) -> bool:
         return name in self.data

@@ -216,7 +216,7 @@ def _check_torch_for_bin_files(path: Path) -> None:
 def _read_index(file: Path) -> Mapping[str, str]:
     """Read a weight index (JSON): file name of each tensor."""
     try:
-        index = read_json_object(file).text_mapping("weight_map")
+        index = read_json_object(file).get_text_dict("weight_map")
     except FileError as error:
         raise CheckpointError(f"{file.name} is damaged: {error}") from error
     if not all(map(is_file_name, index.values())):

@@ -59,7 +59,7 @@ def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> J
     data, model_type = hf_config.data, multimodal_type(hf_config.data)
     if model_type is None or TEXT_MODEL_TYPES[model_type] == model_type:
         return hf_config
-    text_config = {"model_type": TEXT_MODEL_TYPES[model_type]} | hf_config.mapping("text_config")
+    text_config = {"model_type": TEXT_MODEL_TYPES[model_type]} | hf_config.get_dict("text_config")
     shared_fields = (*_SHARED_FIELDS, "quantization_config")
     text_config |= {name: data[name] for name in shared_fields if data.get(name) is not None}
     tied = data.get("tie_word_embeddings", True)

@@ -68,9 +68,9 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
     modules = adapter_modules(folder)
     saved = _read_text_list(adapter_config, "modules_to_save")
     fields = {
-        "rank": adapter_config.count("r"),
-        "alpha": adapter_config.number("lora_alpha"),
-        "dropout": adapter_config.number("lora_dropout")
+        "rank": adapter_config.get_count("r"),
+        "alpha": adapter_config.get_number("lora_alpha"),
+        "dropout": adapter_config.get_number("lora_dropout")
         if "lora_dropout" in adapter_config
         else 0.0,
         "rslora": adapter_config.data.get("use_rslora") is True,
@@ -152,7 +152,7 @@ def ties_adapter_weights(folder: str | Path) -> bool:
     pairs = [(n, f"{HEAD_MODULE}.{ends[end]}") for n in tensors for end in ends if n.endswith(end)]
     pairs = [(embedding, head) for embedding, head in pairs if head in tensors]
     for field in PATTERNS if pairs else ():
-        pattern = adapter_config.mapping(field) if adapter_config.data.get(field) else {}
+        pattern = adapter_config.get_dict(field) if adapter_config.data.get(field) else {}
         modules = HEAD_MODULE, pairs[0][0].rpartition(".")[0]
         if first_matching_number(pattern, modules[:1], 0) != first_matching_number(
             pattern, modules[1:], 0
@@ -181,7 +181,7 @@ def _filter_matching(
 
 def _check_supported(adapter_config: JsonObject) -> None:
     """Raise CheckpointError for settings in adapter_config.json that are not supported."""
-    peft_type = adapter_config.text("peft_type")
+    peft_type = adapter_config.get_text("peft_type")
     if peft_type != "LORA":
         raise adapter_config.error("peft_type", "LORA")
     for name, value in adapter_config.data.items():
@@ -203,11 +203,11 @@ def _token_fields(adapter_config: JsonObject) -> dict[str, Any]:
         return {"trainable_tokens": None, "trainable_tokens_head": True}
     if not isinstance(value, dict):
         return {
-            "trainable_tokens": format_row_ranges(adapter_config.counts(field)),
+            "trainable_tokens": format_row_ranges(adapter_config.get_counts(field)),
             "trainable_tokens_head": False,
         }
-    modules = adapter_config.object(field)
-    tokens = [modules.counts(name) for name in value]
+    modules = adapter_config.get_object(field)
+    tokens = [modules.get_counts(name) for name in value]
     has_head = [name.rpartition(".")[2] == HEAD_MODULE for name in value]
     if all(has_head) or len(tokens) > 2 or any(one != tokens[0] for one in tokens):
         raise adapter_config.error(field, "the same tokens of the embedding, and of the head")
@@ -218,7 +218,7 @@ def _token_fields(adapter_config: JsonObject) -> dict[str, Any]:
 
 
 def _read_text_list(adapter_config: JsonObject, name: str) -> Sequence[str]:
-    return adapter_config.text_list(name) if adapter_config.data.get(name) else []
+    return adapter_config.get_texts(name) if adapter_config.data.get(name) else []
 
 
 def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None) -> str | None:
@@ -231,7 +231,7 @@ def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None)
         return "|".join([f"({value})", *tied]) if tied or is_name_list(value) else value
     if not value and adapter_config.data.get("target_parameters"):
         return None
-    names = sorted(adapter_config.text_list("target_modules"))
+    names = sorted(adapter_config.get_texts("target_modules"))
     if not is_name_list(",".join(names)):
         raise adapter_config.error("target_modules", "names of modules")
     if not _is_unused_setting(adapter_config, "layers_to_transform"):
@@ -253,11 +253,11 @@ def _make_layers_regex(adapter_config: JsonObject, names: Sequence[str]) -> str:
     """
     field, pattern = "layers_to_transform", adapter_config.data.get("layers_pattern")
     is_single = isinstance(adapter_config.data[field], int)
-    numbers = [adapter_config.count(field)] if is_single else adapter_config.counts(field)
+    numbers = [adapter_config.get_count(field)] if is_single else adapter_config.get_counts(field)
     prefixes = [r".*?\.[^.]*\.(?=\d+\.)"]
     if pattern:
         patterns = (
-            [pattern] if isinstance(pattern, str) else adapter_config.text_list("layers_pattern")
+            [pattern] if isinstance(pattern, str) else adapter_config.get_texts("layers_pattern")
         )
         prefixes = [rf"(?:.*?\.)??(?:{text})\.(?=\d+\.)" for text in patterns]
     suffixes, layers = "|".join(map(re.escape, names)), "|".join(map(str, numbers))
@@ -271,7 +271,7 @@ def _is_unused_setting(adapter_config: JsonObject, name: str) -> bool:
 def _format_pattern(
     adapter_config: JsonObject, name: str, modules: Collection[str] | None
 ) -> str | None:
-    values = adapter_config.mapping(name) if adapter_config.data.get(name) else {}
+    values = adapter_config.get_dict(name) if adapter_config.data.get(name) else {}
     if any("," in key or "=" in key for key in values):
         raise adapter_config.error(name, "one whose expressions have no comma")
     return (

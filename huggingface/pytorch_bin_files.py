@@ -90,7 +90,7 @@ def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
             f"neither {SINGLE_BIN} nor {BIN_INDEX} found in {format_path(folder)}: give the "
             "folder of a model in that form"
         )
-    index = read_json_object(folder / BIN_INDEX).text_mapping("weight_map")
+    index = read_json_object(folder / BIN_INDEX).get_text_dict("weight_map")
     if not all(map(is_file_name, index.values())):
         raise UserError(
             f"{format_path(folder / BIN_INDEX)} is damaged: it names files of other folders"

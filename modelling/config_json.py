@@ -169,12 +169,12 @@ def read_token_id(hf_config: JsonObject, name: str, default: int) -> int:
     """
     field, value = f"{name}_token_id", hf_config.data.get(f"{name}_token_id")
     if isinstance(value, list) and value:
-        value = hf_config.counts(field)[0]
+        value = hf_config.get_counts(field)[0]
     if value is None:
         return default
     if type(value) is not int:
         raise hf_config.error(field, "an integer")
-    return value if is_token_id(value, hf_config.count("vocab_size")) else default
+    return value if is_token_id(value, hf_config.get_count("vocab_size")) else default
 
 
 def is_token_id(token_id: object, vocab_size: int) -> bool:

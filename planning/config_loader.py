@@ -154,7 +154,7 @@ class RunOrModelLoader:
     def from_model(self, name: str) -> Mapping[str, Any]:
         """Return the configuration fields of a Hugging Face model: sizes, weights and tokenizer."""
         found = read_pretrained(name)
-        kind, known = found.hf_config.text("model_type"), family_by_model_type()
+        kind, known = found.hf_config.get_text("model_type"), family_by_model_type()
         if kind not in known:
             there = dict.fromkeys([*known, *TEXT_MODEL_TYPES])
             raise ConfigError(

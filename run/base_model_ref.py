@@ -58,9 +58,9 @@ class BaseModelRef:
         metadata = metadata_of(checkpoint)
         if _BASE not in metadata:
             return None
-        saved = metadata.object(_BASE)
-        step = saved.text(_STEP) if _STEP in saved else None
-        return cls(saved.text("name"), saved.text_mapping("sha256"), step)
+        saved = metadata.get_object(_BASE)
+        step = saved.get_text(_STEP) if _STEP in saved else None
+        return cls(saved.get_text("name"), saved.get_text_dict("sha256"), step)
 
     def local_copy(self, folder: Path) -> Path:
         """Return the path of the base model's copy in a folder, such as a run's `base` folder."""
@@ -160,7 +160,7 @@ def _copy_weights(source_step: SavedCheckpoint, target_folder: Path) -> None:
     """Write a copy of a checkpoint that has only the weights, without optimizer state."""
     tensors = ((name, source_step.tensors[name]) for name in weight_names(source_step))
     records = write_tensors(target_folder, "tensors-", tensors, SHARD_BYTES)
-    config = dump_yaml(metadata_of(source_step).mapping("config"))
+    config = dump_yaml(metadata_of(source_step).get_dict("config"))
     write_synced(target_folder / CONFIG, config)
     texts = {CONFIG: sha256_of_bytes(config.encode())}
     Manifest(source_step.step, source_step.metadata, records, texts).write(target_folder)

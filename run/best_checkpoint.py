@@ -48,10 +48,10 @@ class BestCheckpoint:
         saved = (
             None if state is None else JsonObject(state, "the best evaluation of the checkpoint")
         )
-        if saved is not None and saved.text("metric") == self._metric:
-            self._value = None if saved.data.get("value") is None else saved.number("value")
-            self._step = saved.count("step")
-            self._early_stopping.evals_since_best = saved.count("since")
+        if saved is not None and saved.get_text("metric") == self._metric:
+            self._value = None if saved.data.get("value") is None else saved.get_number("value")
+            self._step = saved.get_count("step")
+            self._early_stopping.evals_since_best = saved.get_count("since")
         save = config.checkpoint.save
         keeps_best = save is not None and config.checkpoint.keep_best is not None
         self._folder = RunFolder(Path(save or "")).best if keeps_best else None

@@ -136,7 +136,7 @@ def _resume_from_checkpoint(
         step=checkpoint.step,
         data=_read_optional_object(metadata, "data"),
         source=f"step {checkpoint.step} in {folder}{state_note}",
-        skipped_steps=metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
+        skipped_steps=metadata.get_count("skipped_steps") if "skipped_steps" in metadata else 0,
         best=_read_optional_object(metadata, "best"),
         sha256=checkpoint.sha256,
         checkpoint=checkpoint,
@@ -147,7 +147,7 @@ def _resume_from_checkpoint(
 
 def _read_optional_object(metadata: JsonObject, name: str) -> dict[str, Any] | None:
     """Return a JSON object in a checkpoint's metadata; None if it is missing."""
-    return None if metadata.data.get(name) is None else metadata.mapping(name)
+    return None if metadata.data.get(name) is None else metadata.get_dict(name)
 
 
 def _is_within(load: str | None, save: str) -> bool:

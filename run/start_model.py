@@ -95,9 +95,9 @@ class StartModel:
         cls, config: RunConfig, checkpoint: SavedCheckpoint, folder: Path, role: str
     ) -> StartModel:
         metadata = metadata_of(checkpoint)
-        sha256 = metadata.text(role)
-        step = metadata.text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None
-        origin = BaseModelRef(metadata.text(ORIGIN), step=step) if ORIGIN in metadata else None
+        sha256 = metadata.get_text(role)
+        step = metadata.get_text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None
+        origin = BaseModelRef(metadata.get_text(ORIGIN), step=step) if ORIGIN in metadata else None
         location = None if origin is None else origin.find_checkpoint(checkpoint.path)
         return cls(
             role, config, folder, sha256, origin,

@@ -52,7 +52,7 @@ def _vocabulary_settings(model: BartModel) -> dict[str, Any]:
 
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     """Returns the fields of the `model` section that a config.json sets; raises ConfigError."""
-    data, model_type = hf_config.data, hf_config.text("model_type")
+    data, model_type = hf_config.data, hf_config.get_text("model_type")
     defaults, architecture = hf_defaults(model_type)[0], ARCHITECTURES[model_type]
     is_pre_norm, is_learned = architecture.is_pre_norm, architecture.positions == "learned"
     expected = {
@@ -73,7 +73,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     count_suffixes = ("layers", "heads", "dim", "model", "size")
     counts = [name for name in (*SHARED, *RENAMED) if name.endswith(count_suffixes)]
     values = {name: data.get(name, defaults.get(name)) for name in (*SHARED, *RENAMED)}
-    values |= {name: hf_config.count(name) for name in counts if data.get(name) is not None}
+    values |= {name: hf_config.get_count(name) for name in counts if data.get(name) is not None}
     for name in ("pad", "eos"):
         values[f"{name}_token_id"] = read_token_id(hf_config, name, defaults[f"{name}_token_id"])
     for name in FORCED_TOKENS:
@@ -95,8 +95,8 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
 def _decoder_vocab_size(hf_config: JsonObject) -> int | None:
     """Returns the rows of the decoder's own embedding; None if there is one embedding for both."""
     given = hf_config.data.get("decoder_vocab_size")
-    rows = hf_config.count("vocab_size")
-    count = rows if given is None else hf_config.count("decoder_vocab_size")
+    rows = hf_config.get_count("vocab_size")
+    count = rows if given is None else hf_config.get_count("decoder_vocab_size")
     shared = hf_config.data.get("share_encoder_decoder_embeddings", True)
     if not isinstance(shared, bool):
         raise hf_config.error("share_encoder_decoder_embeddings", "true or false")
@@ -123,6 +123,6 @@ def _forced_token_id(hf_config: JsonObject, name: str, default: int | None) -> i
     value: Any = hf_config.data.get(name, default)
     if isinstance(value, list) and value:
         value = value[0]
-    if value is not None and not is_token_id(value, hf_config.count("vocab_size")):
+    if value is not None and not is_token_id(value, hf_config.get_count("vocab_size")):
         raise hf_config.error(name, "a token id or null")
     return value

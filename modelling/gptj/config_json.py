@@ -42,7 +42,7 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     """Returns the fields of the `model` section that a config.json sets; raises ConfigError."""
     data = hf_config.data
-    hidden = hf_config.count("n_embd")
+    hidden = hf_config.get_count("n_embd")
     dropout = data.get("resid_pdrop") or 0.0
     required = {
         "activation_function": ("gelu_new", "gelu_new"),
@@ -56,17 +56,17 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     check_hf_settings(data, "gptj", READ, required)
     fields = {
         "dropout_prob": dropout,
-        "layers": hf_config.count("n_layer"),
+        "layers": hf_config.get_count("n_layer"),
         "hidden_size": hidden,
-        "max_position_embeddings": hf_config.count("n_positions")
+        "max_position_embeddings": hf_config.get_count("n_positions")
         if "n_positions" in hf_config
         else 2048,
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-5),
         "initializer_range": data.get("initializer_range", 0.02),
-        "embedding": {"vocab_size": hf_config.count("vocab_size")},
+        "embedding": {"vocab_size": hf_config.get_count("vocab_size")},
         "attention": {
-            "heads": hf_config.count("n_head"),
-            "rotary_dim": hf_config.count("rotary_dim"),
+            "heads": hf_config.get_count("n_head"),
+            "rotary_dim": hf_config.get_count("rotary_dim"),
         },
     }
     last_token = fields["embedding"]["vocab_size"] - 1

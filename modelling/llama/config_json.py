@@ -100,7 +100,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     Raises:
         ConfigError: a setting is unknown, or has a value that is not supported.
     """
-    model_type = hf_config.text("model_type")
+    model_type = hf_config.get_text("model_type")
     hf = _load_hf_config(model_type, hf_config.data)
     names = ARCHITECTURES[model_type].names
     fields: dict[str, Any] = {"model_type": model_type}

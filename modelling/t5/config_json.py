@@ -90,10 +90,10 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     other models the weight files decide (`ModelFamily.infers_tied_head`). In umT5's file it only
     says whether the head's input is scaled, for transformers does that.
     """
-    data, layers = hf_config.data, hf_config.count("num_layers")
+    data, layers = hf_config.data, hf_config.get_count("num_layers")
     has_depth = data.get("num_decoder_layers") is not None
-    decoder_layers = hf_config.count("num_decoder_layers") if has_depth else layers
-    model_type = hf_config.text("model_type") if "model_type" in hf_config else "t5"
+    decoder_layers = hf_config.get_count("num_decoder_layers") if has_depth else layers
+    model_type = hf_config.get_text("model_type") if "model_type" in hf_config else "t5"
     pad, eos = (read_token_id(hf_config, name, i) for i, name in enumerate(("pad", "eos")))
     gated, activation = _feed_forward_type(model_type, data)
     required = {
@@ -108,8 +108,8 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         "architecture": model_type,
         "layers": layers,
         "decoder_layers": None if decoder_layers == layers else decoder_layers,
-        "hidden_size": hf_config.count("d_model"),
-        "d_ff": hf_config.count("d_ff"),
+        "hidden_size": hf_config.get_count("d_model"),
+        "d_ff": hf_config.get_count("d_ff"),
         "is_gated_act": gated,
         "activation": activation,
         "scale_decoder_outputs": scaled,
@@ -118,12 +118,12 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         "eos_token_id": eos,
         "pad_token_id": pad,
         "embedding": {
-            "vocab_size": hf_config.count("vocab_size"),
+            "vocab_size": hf_config.get_count("vocab_size"),
             "tied": scaled and model_type == "t5",
         },
         "attention": {
-            "heads": hf_config.count("num_heads"),
-            "d_kv": hf_config.count("d_kv"),
+            "heads": hf_config.get_count("num_heads"),
+            "d_kv": hf_config.get_count("d_kv"),
             "relative_attention_num_buckets": data.get("relative_attention_num_buckets", 32),
             "relative_attention_max_distance": data.get("relative_attention_max_distance", 128),
         },

@@ -76,15 +76,17 @@ IMAGES = {
 # ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     """Returns the fields of the `model` section that a config.json sets; raises ConfigError."""
-    data, model_type = hf_config.data, hf_config.text("model_type")
+    data, model_type = hf_config.data, hf_config.get_text("model_type")
     sections, is_merged = SECTIONS[model_type], model_type == "t5gemma2"
     read = {*STACKS, "tie_word_embeddings", "vocab_size", *(IMAGES if is_merged else ())}
     check_hf_settings(data, model_type, read, {"is_encoder_decoder": (True, True)})
     for name in STACKS:
-        stack = hf_config.object(name) if name in hf_config else JsonObject({}, "config.json")
+        stack = hf_config.get_object(name) if name in hf_config else JsonObject({}, "config.json")
         if is_merged and name == "encoder":
             check_hf_settings(stack.data, "t5gemma2_encoder", IMAGES)
-            stack = stack.object("text_config") if "text_config" in stack else stack.with_data({})
+            stack = (
+                stack.get_object("text_config") if "text_config" in stack else stack.with_data({})
+            )
         stack_type = getattr(sections, name)
         check_hf_settings(stack.data, stack_type, READ_IN_STACK, sections.required)
     hf = load_hf_class(model_type, data)

@@ -48,7 +48,7 @@ class Evaluator:
         data_cache: DataCache | None = None,
         frozen: OutputsSource | None = None,
     ) -> None:
-        """Prepare evaluations: read the validation split, and compile programs when they are needed.
+        """Prepare evaluations: read the validation split; programs are compiled on first use.
 
         Args:
             weight_source: the model whose weights are evaluated while it is entered, if there is

@@ -112,7 +112,10 @@ def test_weights_are_exported_in_the_type_that_they_have_or_that_a_flag_asks_for
         arguments = command("tiny", tmp_path / "run", *SMALL, *flags)
         assert run_export.main([*arguments, "--save-hf", str(folder)]) == 0
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
-        assert str(model.dtype) == f"torch.{read_json_object(folder / 'config.json').text('dtype')}"
+        assert (
+            str(model.dtype)
+            == f"torch.{read_json_object(folder / 'config.json').get_text('dtype')}"
+        )
         return model.state_dict()
 
     whole, half = exported(), exported("--precision", "bfloat16")
