@@ -151,7 +151,12 @@ class TensorFiles(LazyArrays):
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of file names, sizes and first megabytes, different for most models."""
-        return fingerprint_files({one.path for one in self._files.values()})
+        return fingerprint_files(self.paths)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, in order."""
+        return sorted({one.path for one in self._files.values()})
 
     def verify(self, process: int = 0, num_processes: int = 1) -> None:
         """Read every tensor once and compare it with its recorded SHA-256.

@@ -50,9 +50,9 @@ class BinTensors(LazyArrays):
         Raises:
             UserError: a file is missing, cannot be read, or holds more than tensors.
         """
-        self._paths, index = _find_bin_files(folder)
+        self.paths, index = _find_bin_files(folder)
         self._tensors: dict[str, tuple[Any, Path]] = {}
-        for path in self._paths:
+        for path in self.paths:
             for name, value in _load_state_dict(path).items():
                 if is_ignored_tensor(name):
                     continue
@@ -78,7 +78,7 @@ class BinTensors(LazyArrays):
 
     def fingerprint(self) -> str:
         """Hash of the files' names, sizes and first megabytes."""
-        return fingerprint_files(self._paths)
+        return fingerprint_files(self.paths)
 
 
 def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:

@@ -19,6 +19,8 @@ from data.tokenizer import Tokenizer
 from files.formatting import format_path, format_value
 from files.run_folder import RunFolder
 from huggingface.hub import load_tokenizer
+from huggingface.model_folders import read_hf_directory
+from huggingface.pretrained import get_local_folder
 from modelling.model_family import get_family
 from modelling.phases.held_teacher import HeldTeacher
 from planning.hardware.memory_check import check_lower_bound
@@ -31,8 +33,9 @@ from run.frozen_outputs import (
     top_tokens_kind,
 )
 from run.frozen_outputs_file import remove_stale_drafts
-from run.initial_state import load_weights
-from run.weight_checks import check_digests
+from run.initial_state import has_steps, load_weights
+from run.known_digests import KnownDigests
+from run.weight_checks import DigestCheckedTensors, check_digests
 from terminal.screen import is_first_process
 
 
@@ -72,18 +75,15 @@ class Teacher:
         of_teacher, tokenizer_name = teacher_config(config)
         _check_vocabulary(config, of_teacher, data.tokenizer, tokenizer_name)
         check_lower_bound(of_teacher)
-        weight_map = get_family(of_teacher).weight_map(of_teacher)
-        start = load_weights(of_teacher, weight_map)
-        weights = check_digests(start.tensors, start.source)
-        digests = dict(weights.digests(weight.name for weight in weight_map.weights))
-        sha256 = json_sha256(digests)
+        location = Path(config.training.teacher_cache or folder.teacher)
+        weights, sha256 = _hashed_weights(of_teacher, location)
         check_same_on_all_processes({"digest of the teacher": sha256})
         model = FrozenModel(
             "the teacher",
             of_teacher,
             sha256,
             lambda: weights,
-            Path(config.training.teacher_cache or folder.teacher),
+            location,
             None if previous is None else previous.teacher,
         )
         return cls(config, model)
@@ -106,6 +106,24 @@ class Teacher:
         """Delete unfinished files of outputs that no process is writing."""
         if self.config.training.teacher_cache is None and is_first_process():
             remove_stale_drafts(self.model.folder)
+
+
+def _hashed_weights(teacher: RunConfig, folder: Path) -> tuple[DigestCheckedTensors, str]:
+    """Returns a teacher's weights and their digest, which is stored in a folder."""
+    weight_map, known = get_family(teacher).weight_map(teacher), None
+    names = [weight.name for weight in weight_map.weights]
+    load = str(teacher.checkpoint.load)
+    if not has_steps(load) and teacher.adapter.load is None:
+        files = read_hf_directory(get_local_folder(load)).paths
+        known = KnownDigests.of_files(folder, [names, teacher.model.to_dict()], files)
+    start = load_weights(teacher, weight_map)
+    weights = check_digests(
+        start.tensors, start.source, known=None if known is None else known.read()
+    )
+    digests = dict(weights.digests(names))
+    if known is not None:
+        known.write(digests)
+    return weights, json_sha256(digests)
 
 
 def held_head(frozen: OutputsSource | None) -> HeldTeacher | None:

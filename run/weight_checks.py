@@ -176,13 +176,17 @@ class DigestCheckedTensors(ArraysView):
 
 
 def check_digests(
-    tensors: Arrays, source: str, must_match: Collection[str] = ()
+    tensors: Arrays,
+    source: str,
+    must_match: Collection[str] = (),
+    known: Mapping[str, str] | None = None,
 ) -> DigestCheckedTensors:
     """Return lazy tensors that raise CheckpointError if their files change during start-up.
 
     Args:
         source: origin of the tensors, for messages.
         must_match: see `DigestCheckedTensors`.
+        known: digests from an earlier start.
     """
 
     def digest_error(name: str) -> CheckpointError:
@@ -191,4 +195,4 @@ def check_digests(
             "when nobody writes to these files, which must be the same on all hosts"
         )
 
-    return DigestCheckedTensors(tensors, must_match, digest_error)
+    return DigestCheckedTensors(tensors, must_match, digest_error, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import run_finetuning
 import run_validation
 from checkpoints import load_checkpoint
 from data.samples import Samples
+from run import known_digests, weight_checks
 from run.frozen_outputs import FrozenModel
 from run.records.metrics_jsonl import read_metrics
 from sessions.loss_evaluation import LossSession
@@ -75,12 +77,12 @@ def check_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The rows of the stored files, which differ in the sizes of their records, by file name."""
-    return {path.name: path.read_bytes() for path in (folder / "teacher").iterdir()}
+    return {path.name: path.read_bytes() for path in (folder / "teacher").glob("*.rows")}
 
 
 def test_a_run_tells_of_its_teacher_and_keeps_the_best(run: Path, capsys: Any) -> None:
     """The same samples are trained and evaluated: one file has the outputs of both."""
-    (path,) = (run / "teacher").iterdir()
+    (path,) = (run / "teacher").glob("*.rows")
     first, *_, last = read_metrics(run / "metrics.jsonl")
     assert first["loss"] == pytest.approx((first["kd_loss"] + first["cross_entropy"]) / 2)
     assert first["perplexity"] == pytest.approx(np.exp(first["cross_entropy"]))
@@ -90,7 +92,7 @@ def test_a_run_tells_of_its_teacher_and_keeps_the_best(run: Path, capsys: Any) -
     found = json.loads((run / "eval.json").read_text())
     for name in ("loss", "kd_loss", "perplexity"):
         assert found[name] == pytest.approx(last[f"eval_{name}"], rel=1e-5)
-    assert [*(run / "teacher").iterdir()] == [path]
+    assert [*(run / "teacher").glob("*.rows")] == [path]
     assert "samples to compute" not in capsys.readouterr().err
 
 
@@ -128,6 +130,32 @@ def test_runs_share_outputs_of_the_same_teacher(
     assert train(tmp_path / "run", teacher, rows, *cache, *other) == 0
     with pytest.raises(AssertionError, match="asked again"):
         train(tmp_path / "other", teacher, rows, *cache, "--training.top_k", "8")
+
+
+@pytest.mark.slow
+def test_the_weights_are_hashed_once(teacher, rows, tmp_path, monkeypatch) -> None:
+    """Until they change: then the outputs are computed again."""
+    hashed, real = [], weight_checks.sha256_of_array
+    monkeypatch.setattr(weight_checks, "sha256_of_array", lambda x: hashed.append(1) or real(x))
+    monkeypatch.setattr(known_digests, "MIN_AGE", 0.0)
+    mine = Path(shutil.copytree(teacher, tmp_path / "teacher"))
+
+    def trained_to(steps: str) -> tuple[int, int]:
+        hashed.clear()
+        assert train(tmp_path / "run", mine, rows, "--steps", steps) == 0
+        return len(hashed), len([*(tmp_path / "run" / "teacher").glob("*.rows")])
+
+    (first, _), (again, files) = trained_to("1"), trained_to("2")
+    assert first > again == 0
+    assert files == 1
+    file, times = mine / "model.safetensors", (mine / "model.safetensors").stat()
+    content = bytearray(file.read_bytes())
+    content[-400::4] = bytes(byte ^ 1 for byte in content[-400::4])
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    changed, files = trained_to("3")
+    assert changed > 0
+    assert files == 2
 
 
 def test_what_does_not_fit_is_named(teacher, rows, tmp_path, capsys, monkeypatch) -> None:
@@ -205,7 +233,7 @@ def test_a_run_holds_the_teachers_head(teacher, rows, tmp_path, monkeypatch, cap
     at_once, halved = tmp_path / "run", tmp_path / "halved"
     assert train(at_once, teacher, rows, *whole, *best, "--steps", "4") == 0
     said = capsys.readouterr().err
-    tokens = sum(path.stat().st_size for path in (at_once / "teacher").iterdir()) // (64 * 4)
+    tokens = sum(path.stat().st_size for path in (at_once / "teacher").glob("*.rows")) // (64 * 4)
     assert f"20 of 20 samples to compute, {tokens * 64 * 4 / 1e3:.2f} kB" in said
     for steps in ("2", "4"):
         assert train(halved, teacher, rows, *whole, *best, "--steps", steps) == 0
