@@ -72,12 +72,12 @@ class RemoteRun:
     def upload(self, step: Path, to_keep: int) -> None:
         """Upload a step folder with the run's other files; delete all but `to_keep` uploads."""
         run = RunFolder(step.parent)
-        for file in run.records:
+        for file in run.record_files:
             with self._wrap_store_errors():
                 self._store.put_file(str(file), str(self._root / file.relative_to(run.path)))
-        self._subfolder(run.base)._upload_base_models(run.base)
-        best = self._subfolder(run.best)
-        for _, _, path in list_step_folders(run.best)[:1]:
+        self._subfolder(run.base_folder)._upload_base_models(run.base_folder)
+        best = self._subfolder(run.best_folder)
+        for _, _, path in list_step_folders(run.best_folder)[:1]:
             if all(path.name != step.path.name for step in best.steps()):
                 best._upload_step(path, 1)
         self._upload_step(step, to_keep)
@@ -96,8 +96,8 @@ class RemoteRun:
         if all(step.number <= newer_than for step in self.steps()):
             return None
         run = RunFolder(directory)
-        self._subfolder(run.best)._download_newest_step(run.best)
-        self._subfolder(run.base)._download_base_models(run.base)
+        self._subfolder(run.best_folder)._download_newest_step(run.best_folder)
+        self._subfolder(run.base_folder)._download_base_models(run.base_folder)
         self._download_records(directory)
         return self._download_newest_step(directory, newer_than)  # last: marks the rest complete
 
@@ -107,7 +107,7 @@ class RemoteRun:
         if step is None or not self._exists(self._root / FILE_NAME):
             return self.download_newest(directory)
         run = RemoteRun(self.address.rpartition("/")[0])
-        base = RunFolder(directory).base
+        base = RunFolder(directory).base_folder
         run._subfolder(base)._download_base_models(base)
         run._download_records(directory)
         return run._download_undamaged(step.path, directory)
@@ -139,10 +139,10 @@ class RemoteRun:
     def delete(self) -> None:
         """Delete the run from the object store: steps, best weights, base models, records."""
         folder = RunFolder(self._root)
-        for run in (self, self._subfolder(folder.best)):
+        for run in (self, self._subfolder(folder.best_folder)):
             for step in run._list_step_folders():
                 run._delete_step(step.path)
-        bases = self._subfolder(folder.base)
+        bases = self._subfolder(folder.base_folder)
         for path in bases._list_base_models():
             bases._delete_step(path)
         with self._wrap_store_errors():
@@ -261,9 +261,9 @@ class RemoteRun:
     def _list_record_files(self) -> list[Path]:
         folder = RunFolder(self._root)
         with self._wrap_store_errors():
-            has_tokenizer = self._exists(folder.tokenizer)
-            found = self._store.find(str(folder.tokenizer)) if has_tokenizer else []
-        tokenizer = [path for path in map(Path, found) if path.parent == folder.tokenizer]
+            has_tokenizer = self._exists(folder.tokenizer_folder)
+            found = self._store.find(str(folder.tokenizer_folder)) if has_tokenizer else []
+        tokenizer = [path for path in map(Path, found) if path.parent == folder.tokenizer_folder]
         return [*(path for path in folder.resume_files if self._exists(path)), *tokenizer]
 
     def _exists(self, path: Path | None = None) -> bool:

@@ -115,7 +115,7 @@ def acquire_lease(folder: Path, remote: RemoteRun, is_new_run: bool = False) -> 
     record = replace(local, run=run or uuid4().hex)
     ids = {"run": record.run, "writer": record.writer, "folder": record.folder}
     write_text_atomically(
-        "the name of the run", RunFolder(folder).mirror_ids, json.dumps(ids) + "\n"
+        "the name of the run", RunFolder(folder).mirror_file, json.dumps(ids) + "\n"
     )
     _write_record(remote, record)
     return Lease(remote, record)
@@ -126,7 +126,7 @@ def _record_of_folder(folder: Path) -> LeaseRecord:
 
     Its run is "" if the folder never had a mirror. A copied folder gets a new writer id.
     """
-    path, location = RunFolder(folder).mirror_ids, os.path.realpath(folder)
+    path, location = RunFolder(folder).mirror_file, os.path.realpath(folder)
     new = LeaseRecord("", uuid4().hex, location, socket.gethostname())
     if not path.is_file():
         return new

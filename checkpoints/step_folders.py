@@ -125,10 +125,10 @@ def _warn_if_deletion_fails(path: Path) -> Iterator[None]:
 
 def remove_run_files(run: RunFolder) -> None:
     """Delete a run's steps, best weights, tokenizer and metrics; other files stay."""
-    for directory in (run.path, run.best):
+    for directory in (run.path, run.best_folder):
         for _, _, path in list_step_folders(directory):
             hidden = path.with_name(f".deleted-{path.name}")
             os.rename(path, hidden)
             shutil.rmtree(hidden)
-    shutil.rmtree(run.tokenizer, ignore_errors=True)
-    run.metrics.unlink(missing_ok=True)
+    shutil.rmtree(run.tokenizer_folder, ignore_errors=True)
+    run.metrics_file.unlink(missing_ok=True)

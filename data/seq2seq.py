@@ -193,10 +193,7 @@ class Seq2Seq(SampleFormat):
     output_field: str = "decoder_sequence_length"
 
     def output_length(self, config: RunConfig) -> int:
-        """Configured tokens of an answer; where the decoder reads the text too, those of the text.
-
-        The decoder of a classifier does.
-        """
+        """Maximum decoder tokens: an answer's, or those of the text that a classifier reads."""
         if config.training.head == "lm":
             return super().output_length(config)
         return config.model.sequence_length

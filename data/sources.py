@@ -71,10 +71,10 @@ class Source(Protocol):
         ...
 
     def iter_file_hashes(self) -> Iterator[bytes]:
-        """Hashes of the content of the source's files, if `estimate_bytes` is known."""
+        """Hashes of the content of the source's files; called only if their size is known."""
         ...
 
-    def file_states(self) -> list[object]:
+    def file_fingerprints(self) -> list[object]:
         """Identifiers that change when the source's local files are written; reads no content."""
         ...
 
@@ -97,7 +97,7 @@ class FileSource:
     def iter_file_hashes(self) -> Iterator[bytes]:
         yield _hash_file(Path(self.name))
 
-    def file_states(self) -> list[object]:
+    def file_fingerprints(self) -> list[object]:
         return [_file_stat(Path(self.name))]
 
     def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
@@ -137,8 +137,8 @@ class FileListSource:
         for file in self.files:
             yield from file.iter_file_hashes()
 
-    def file_states(self) -> list[object]:
-        return [file.file_states() for file in self.files]
+    def file_fingerprints(self) -> list[object]:
+        return [file.file_fingerprints() for file in self.files]
 
     def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for file in self.files:
@@ -195,7 +195,7 @@ class SavedDataset:
         for path in self._list_data_files():
             yield _hash_file(path)
 
-    def file_states(self) -> list[object]:
+    def file_fingerprints(self) -> list[object]:
         return [_file_stat(path) for path in self._list_data_files()]
 
     def _list_data_files(self) -> list[Path]:
@@ -231,7 +231,7 @@ class HubDataset:
     def iter_file_hashes(self) -> Iterator[bytes]:
         return iter(())
 
-    def file_states(self) -> list[object]:
+    def file_fingerprints(self) -> list[object]:
         return []
 
     @property

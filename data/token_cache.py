@@ -68,8 +68,8 @@ def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
             processes, which would no longer read the same files.
     """
     splits, save = data.task.splits_sharing_source(split), data.user_config.checkpoint.save
-    state, name = data.task.source_of_split(split).file_states(), _cache_key(data, split)
-    cache_folder = None if save is None else RunFolder(Path(save)).tokenized_data / name
+    state, name = data.task.source_of_split(split).file_fingerprints(), _cache_key(data, split)
+    cache_folder = None if save is None else RunFolder(Path(save)).tokenized_data_folder / name
     if cache_folder is not None and cache_folder.is_dir():
         try:
             tokenized = {
@@ -115,7 +115,7 @@ def _tokenize_into_folder(
         folder = Path(parent) / "files"
         folder.mkdir()
         _run_tokenize_worker(data, split, folder)
-        if (source := data.task.source_of_split(split)).file_states() != state:
+        if (source := data.task.source_of_split(split)).file_fingerprints() != state:
             raise DataError(
                 f"{format_path(source.name)} has changed while it was read: start again when "
                 "nobody writes to it"

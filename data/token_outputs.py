@@ -47,7 +47,7 @@ class SamplesWithTokenOutputs(ExtendedSamples):
 
 
 def scatter_rows(rows: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Arrays [sequences, length, ...] of rows of loss tokens, by field of the rows' dtype."""
+    """Place rows of loss tokens in zero arrays [sequences, length, ...], one for each field."""
     places, arrays = labels != IGNORE_INDEX, {}
     for name in rows.dtype.names or ():
         values = rows[name]

@@ -426,13 +426,13 @@ def save_tokenizer(
         if settings:
             write_json(draft / GENERATION_CONFIG, settings)
 
-    if not run.tokenizer.exists():
-        write_folder_atomically("the tokenizer", run.tokenizer, write_tokenizer_files)
+    if not run.tokenizer_folder.exists():
+        write_folder_atomically("the tokenizer", run.tokenizer_folder, write_tokenizer_files)
 
 
 def find_saved_tokenizer(run: RunFolder) -> Path | None:
     """Folder of the tokenizer saved in a run folder; None if the run has none."""
-    path = run.tokenizer.absolute()
+    path = run.tokenizer_folder.absolute()
     return path if path.is_dir() else None
 
 

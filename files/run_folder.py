@@ -37,95 +37,95 @@ class RunFolder:
         """Run folder that contains the folder of a saved step, directly or in best/."""
         folder = cls(step.absolute().parent)
         parent = cls(folder.path.parent)
-        return parent if folder.path == parent.best else folder
+        return parent if folder.path == parent.best_folder else folder
 
     @property
-    def config(self) -> Path:
+    def config_file(self) -> Path:
         """File of the run's configuration, which `--config` can read."""
         return self.path / CONFIG
 
     @property
-    def sessions(self) -> Path:
+    def run_json(self) -> Path:
         """File with the command, hardware and versions of each start or resume of the run."""
         return self.path / "run.json"
 
     @property
-    def metrics(self) -> Path:
+    def metrics_file(self) -> Path:
         """File of metrics, JSON Lines: one line for each optimizer step."""
         return self.path / "metrics.jsonl"
 
     @property
     def resume_files(self) -> tuple[Path, ...]:
         """Files, besides checkpoints, that a run needs to resume on another machine."""
-        return self.config, self.sessions, self.metrics
+        return self.config_file, self.run_json, self.metrics_file
 
     @property
-    def records(self) -> list[Path]:
+    def record_files(self) -> list[Path]:
         """Existing files besides checkpoints: config, sessions, metrics and tokenizer files."""
-        tokenizer_files = self.tokenizer.iterdir() if self.tokenizer.is_dir() else ()
+        tokenizer_files = self.tokenizer_folder.iterdir() if self.tokenizer_folder.is_dir() else ()
         return [path for path in (*self.resume_files, *tokenizer_files) if path.is_file()]
 
     @property
-    def mirror_ids(self) -> Path:
+    def mirror_file(self) -> Path:
         """File with the ids by which the run and this folder are known at the run's mirror."""
         return self.path / "mirror.json"
 
     @property
-    def loss_curve(self) -> Path:
+    def loss_curve_file(self) -> Path:
         """Image file with a plot of loss and learning rate by step."""
         return self.path / "loss_curve.png"
 
     @property
-    def tensorboard(self) -> Path:
+    def tensorboard_folder(self) -> Path:
         """Folder of TensorBoard event files."""
         return self.path / "tensorboard"
 
     @property
-    def profile(self) -> Path:
+    def profile_folder(self) -> Path:
         """Folder of a profiler trace (`--profile`)."""
         return self.path / "profile"
 
     @property
-    def phase_table(self) -> Path:
+    def phase_table_file(self) -> Path:
         """File with a table of time by phase of the model, next to the profiler trace."""
-        return self.profile / "phases.txt"
+        return self.profile_folder / "phases.txt"
 
     @property
-    def validation(self) -> Path:
+    def eval_json(self) -> Path:
         """File with the metrics and predictions that the validation script writes."""
         return self.path / "eval.json"
 
     @property
-    def tokenizer(self) -> Path:
+    def tokenizer_folder(self) -> Path:
         """Folder of the run's tokenizer."""
         return self.path / "tokenizer"
 
     @property
-    def tokenized_data(self) -> Path:
+    def tokenized_data_folder(self) -> Path:
         """Folder of cached tokens; subfolders are named by a hash of the data and settings."""
         return self.path / "prepared"
 
     @property
-    def reference(self) -> Path:
+    def reference_folder(self) -> Path:
         """Folder of cached log-probabilities of the reference model; files are named by a hash."""
         return self.path / "reference"
 
     @property
-    def teacher(self) -> Path:
+    def teacher_folder(self) -> Path:
         """Folder of the stored outputs of a teacher; files are named by a hash."""
         return self.path / "teacher"
 
     @property
-    def quantized_weights(self) -> Path:
+    def quantized_weights_folder(self) -> Path:
         """Folder of cached quantized weights; files are named by a hash of the original weights."""
         return self.path / "packed"
 
     @property
-    def base(self) -> Path:
+    def base_folder(self) -> Path:
         """Folder of copies of base models: checkpoints of other runs, each named by a hash."""
         return self.path / "base"
 
     @property
-    def best(self) -> Path:
+    def best_folder(self) -> Path:
         """Folder of the checkpoint with the best evaluation result."""
         return self.path / "best"

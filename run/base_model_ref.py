@@ -69,7 +69,7 @@ class BaseModelRef:
     def find_checkpoint(self, near_step: Path | None, given_location: str | None = None) -> str:
         """Return the base model's location: a local copy, the given location, or its name."""
         if near_step is not None and self.step is not None:
-            for folder in (RunFolder.from_step_folder(near_step).base, near_step.parent):
+            for folder in (RunFolder.from_step_folder(near_step).base_folder, near_step.parent):
                 if has_checkpoint(self.local_copy(folder)):
                     return str(self.local_copy(folder))
         return given_location or self.name
@@ -105,7 +105,7 @@ def keep_base_steps(
         start: the step that the run starts from, whose files are open.
 
     Returns:
-        The folders in `run.base` that the run depends on.
+        The folders in `run.base_folder` that the run depends on.
 
     Raises:
         WriteError: a copy does not fit on the disk.
@@ -118,7 +118,7 @@ def keep_base_steps(
             near_step = _find_step(reference, near_step)
             if near_step is None:
                 break
-            folder = reference.local_copy(run.base)
+            folder = reference.local_copy(run.base_folder)
             if is_first_process() and not has_checkpoint(folder):
                 _link_or_copy(near_step, folder)
             kept_folders.add(folder)
@@ -128,7 +128,7 @@ def keep_base_steps(
 
 def remove_unused_base_steps(run: RunFolder, kept_folders: Collection[Path]) -> None:
     """Delete copies of base models in a run folder that its checkpoints no longer refer to."""
-    for path in run.base.iterdir() if run.base.is_dir() else ():
+    for path in run.base_folder.iterdir() if run.base_folder.is_dir() else ():
         if path not in kept_folders:
             shutil.rmtree(path, ignore_errors=True)
 

@@ -54,7 +54,7 @@ class BestCheckpoint:
             self._early_stopping.evals_since_best = saved.get_count("since")
         save = config.checkpoint.save
         keeps_best = save is not None and config.checkpoint.keep_best is not None
-        self._folder = RunFolder(Path(save or "")).best if keeps_best else None
+        self._folder = RunFolder(Path(save or "")).best_folder if keeps_best else None
 
     def state_for_metadata(self) -> dict[str, Any]:
         """Return the best value and early stopping's counter, to store in a checkpoint."""
@@ -117,7 +117,7 @@ class BestCheckpoint:
 
 def print_best_step(run: str) -> None:
     """Print the best step of a run and how to load it, if the run has a best checkpoint."""
-    folder = RunFolder(Path(run)).best
+    folder = RunFolder(Path(run)).best_folder
     if not has_checkpoint(run) or not has_checkpoint(folder):
         return
     with suppress(CheckpointError, LookupError, TypeError):  # loading it reports the error

@@ -63,14 +63,14 @@ class RunRecords:
         """Find the records of the run that saved a checkpoint, up to two folders above it."""
         path = Path(load)
         places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
-        with_metrics = (place for place in places if place.metrics.is_file())
+        with_metrics = (place for place in places if place.metrics_file.is_file())
         return cls(config, step, next(with_metrics, places[0]))
 
     @property
     def metrics(self) -> list[StepMetrics]:
         """Metrics of all training steps up to the step of the weights."""
         try:
-            rows = read_metrics(self.folder.metrics)
+            rows = read_metrics(self.folder.metrics_file)
         except OSError:
             return []
         return [row for row in rows if row["step"] <= self.step]
@@ -78,7 +78,7 @@ class RunRecords:
     def eval_metrics(self) -> dict[str, float]:
         """Evaluation metrics of the weights: from eval.json, else from the last evaluation."""
         try:
-            report = read_json_object(self.folder.validation).data
+            report = read_json_object(self.folder.eval_json).data
         except (FileError, OSError):
             report = {}
         if report.get("step") == self.step:

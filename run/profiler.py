@@ -77,7 +77,7 @@ class Profiler:
 
     def _trace(self) -> None:
         with self._warn_once.warn_on_error("the trace"):
-            self._stage_context.enter_context(hardware.profile_trace(self._folder.profile))
+            self._stage_context.enter_context(hardware.profile_trace(self._folder.profile_folder))
         self._stage_context.enter_context(
             self._model.session.timing()
         )  # names the phases in the trace
@@ -91,10 +91,10 @@ class Profiler:
             return
         table = format_phase_table(self._title, self._overlapped, self._serialized)
         with self._warn_once.warn_on_error("the table of phases"):
-            write_text_atomically("the table of phases", self._folder.phase_table, table)
+            write_text_atomically("the table of phases", self._folder.phase_table_file, table)
             name, trace_folder, first_run = (
-                self._folder.phase_table.name,
-                self._folder.profile,
+                self._folder.phase_table_file.name,
+                self._folder.profile_folder,
                 WARM_UP + 1,
             )
             last_run = WARM_UP + STAGES * self._num_runs

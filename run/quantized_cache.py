@@ -39,7 +39,7 @@ def with_quantized_cache(
     save, shared = config.checkpoint.save, config.execution.quantized_cache
     if config.model.quant is None or not (save or shared):
         return tensors
-    folder = Path(shared) if shared else RunFolder(Path(save or "")).quantized_weights
+    folder = Path(shared) if shared else RunFolder(Path(save or "")).quantized_weights_folder
     return QuantizedCache(tensors, known_hashes, folder)
 
 

@@ -63,11 +63,12 @@ class StartModel:
         cls, config: RunConfig, start: InitialState, folder: RunFolder, role: str
     ) -> StartModel:
         """Return the model that a training run started from, also if it resumes."""
-        location = Path(config.training.reference_cache or folder.reference)
+        location = Path(config.training.reference_cache or folder.reference_folder)
         if start.step and start.checkpoint is not None and role in start.checkpoint.metadata:
             saved = cls._from_metadata(config, start.checkpoint, location, role)
             return replace(
-                saved, previous_folder=RunFolder.from_step_folder(start.checkpoint.path).reference
+                saved,
+                previous_folder=RunFolder.from_step_folder(start.checkpoint.path).reference_folder,
             )
         sha256 = _weights_sha256(config, start.digest_checked, role)
         origin = _origin_of_start(start)
@@ -87,7 +88,7 @@ class StartModel:
                 "run_finetuning.py has: --load its folder"
             )
         run = RunFolder.from_step_folder(checkpoint.path)
-        folder = config.training.reference_cache or run.reference
+        folder = config.training.reference_cache or run.reference_folder
         return cls._from_metadata(config, checkpoint, Path(folder), role)
 
     @classmethod

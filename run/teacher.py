@@ -84,7 +84,7 @@ class Teacher:
             sha256,
             lambda: weights,
             location,
-            None if previous is None else previous.teacher,
+            None if previous is None else previous.teacher_folder,
         )
         return cls(config, model)
 

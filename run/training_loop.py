@@ -127,7 +127,9 @@ def _check_before_start(config: RunConfig, options: RunOptions, folder: RunFolde
     check_records(folder)
     if config.checkpoint.save is not None:
         check_can_write_folder("checkpoints to", config.checkpoint.save)
-        check_can_write_folder("the best weights to", RunFolder(Path(config.checkpoint.save)).best)
+        check_can_write_folder(
+            "the best weights to", RunFolder(Path(config.checkpoint.save)).best_folder
+        )
     if options.save_hf is not None:
         _check_export(options.save_hf, folder.path, config.checkpoint.save)
     check_lower_bound(config)

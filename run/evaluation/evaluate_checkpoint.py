@@ -60,8 +60,8 @@ def evaluate_checkpoint(
     info = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
     result = replace(result, info=info | dict(result.info))
     if is_first_process():
-        result.write(folder.validation)
-    say(f"evaluated in {seconds:.1f} s; details are in {folder.validation}")
+        result.write(folder.eval_json)
+    say(f"evaluated in {seconds:.1f} s; details are in {folder.eval_json}")
     return result
 
 

@@ -92,7 +92,7 @@ class MetricsLogger:
                 config, options.wandb_name, options.wandb_project, folder.path
             )
         if options.tensorboard:
-            self._logs["TensorBoard's log"] = TensorBoardLog(folder.tensorboard, first_step)
+            self._logs["TensorBoard's log"] = TensorBoardLog(folder.tensorboard_folder, first_step)
         if options.metrics_port is not None:
             self._logs["Prometheus's page"] = PrometheusPage(
                 options.metrics_host, options.metrics_port
@@ -140,7 +140,7 @@ class MetricsLogger:
         self._log({"step": step, "time": round(time.time(), 3)} | facts)
 
     def _log(self, metrics: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
-        with self._warn_once.warn_on_error(self._folder.metrics.name):
+        with self._warn_once.warn_on_error(self._folder.metrics_file.name):
             if not self._folder.path.is_dir():  # deleted meanwhile
                 self._metrics = self._create_files()
             self._metrics.append(metrics, samples)
@@ -153,9 +153,9 @@ class MetricsLogger:
         folder = self._folder
         with wrap_write_errors("the run directory", folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
-            metrics = MetricsFile(folder.metrics, self._session.first_step)
+            metrics = MetricsFile(folder.metrics_file, self._session.first_step)
             write_text_atomically(
-                "the configuration", folder.config, dump_yaml(self._config.to_dict())
+                "the configuration", folder.config_file, dump_yaml(self._config.to_dict())
             )
             append_session(folder, self._session)
         return metrics
@@ -167,9 +167,9 @@ class MetricsLogger:
         """Close all sinks and plot the loss curve, also after an error."""
         self._progress.close()
         with self._warn_once.warn_on_error("the loss curve"):
-            steps_metrics = read_metrics(self._folder.metrics, PLOTTED_METRICS)
+            steps_metrics = read_metrics(self._folder.metrics_file, PLOTTED_METRICS)
             if steps_metrics:
-                draw_loss_curve(steps_metrics, self._folder.loss_curve, self._title)
+                draw_loss_curve(steps_metrics, self._folder.loss_curve_file, self._title)
         for name, log in self._logs.items():
             with self._warn_once.warn_on_error(name):
                 log.close(failed=kind is not None)
@@ -181,5 +181,5 @@ def check_records(folder: RunFolder) -> None:
     Reading a metrics file that is a pipe or device would never end.
     """
     check_can_write_folder("the run directory", folder.path)
-    if folder.metrics.exists():
-        check_regular_file(folder.metrics)
+    if folder.metrics_file.exists():
+        check_regular_file(folder.metrics_file)

@@ -58,14 +58,14 @@ def append_session(folder: RunFolder, session: RunSession) -> None:
     before = [s for s in read_sessions(folder) if s.first_step < session.first_step]
     data = {"sessions": [asdict(s) for s in (*before, session)]}
     write_text_atomically(
-        "the record of the run", folder.sessions, json.dumps(data, indent=2) + "\n"
+        "the record of the run", folder.run_json, json.dumps(data, indent=2) + "\n"
     )
 
 
 def read_sessions(folder: RunFolder) -> list[RunSession]:
     """Read the starts of a run from its run.json; [] if the file is missing or damaged."""
     try:
-        listed = read_json_object(folder.sessions).data.get("sessions")
+        listed = read_json_object(folder.run_json).data.get("sessions")
     except (FileError, OSError):
         return []
     entries: list[Any] = listed if isinstance(listed, list) else []

@@ -27,10 +27,10 @@ def run(tmp_path) -> RunFolder:
     """A run of steps 10, 20 and 30, of which 20 is the best, with its records."""
     folder = RunFolder(tmp_path / "run")
     save(folder.path, 10, 20, 30)
-    save(folder.best, 20)
-    folder.tokenizer.mkdir()
-    (folder.tokenizer / "tokenizer.json").write_text("{}")
-    folder.metrics.write_text('{"step": 30}\n')
+    save(folder.best_folder, 20)
+    folder.tokenizer_folder.mkdir()
+    (folder.tokenizer_folder / "tokenizer.json").write_text("{}")
+    folder.metrics_file.write_text('{"step": 30}\n')
     return folder
 
 
@@ -62,9 +62,9 @@ def test_a_run_comes_back(run, address, tmp_path):
     assert found == tmp_path / "new" / "000002-step-30"
     check(tmp_path / "new", 30)
     new = RunFolder(tmp_path / "new")
-    check(new.best, 20)
-    assert new.metrics.read_bytes() == run.metrics.read_bytes()
-    assert (new.tokenizer / "tokenizer.json").read_text() == "{}"
+    check(new.best_folder, 20)
+    assert new.metrics_file.read_bytes() == run.metrics_file.read_bytes()
+    assert (new.tokenizer_folder / "tokenizer.json").read_text() == "{}"
     assert there.download_newest(tmp_path / "other", newer_than=2) is None
     assert not (tmp_path / "other").exists()
 
@@ -81,7 +81,7 @@ def kept_in(run: RunFolder, name: str, step: int) -> Path:
     """A step of another run, in the folder of base models."""
     save(run.path.parent / name, step)
     (path,) = (run.path.parent / name).glob("0*")
-    return path.rename(run.base / name)
+    return path.rename(run.base_folder / name)
 
 
 def test_the_steps_that_a_run_depends_on(run, address, tmp_path):
@@ -95,13 +95,13 @@ def test_the_steps_that_a_run_depends_on(run, address, tmp_path):
     new.rename(run.base / new.name)
     put(run, address)
     there.download_newest(tmp_path / "new")
-    found = RunFolder(tmp_path / "new").base
+    found = RunFolder(tmp_path / "new").base_folder
     assert {path.name for path in found.iterdir()} == {both.name, new.name}
     check(found / both.name, 2)
     check(found / new.name, 3)
     one = RemoteRun(f"{address}/000002-step-30").download(tmp_path / "one")
     assert one is not None
-    check(RunFolder.from_step_folder(one).base / new.name, 3)
+    check(RunFolder.from_step_folder(one).base_folder / new.name, 3)
     damage(there._subfolder(run.base), run.base / new.name, "tensors-00001.safetensors")
     with pytest.raises(CheckpointError, match=rf"base/{new.name} is damaged"):
         there.download_newest(tmp_path / "damaged")

@@ -170,7 +170,7 @@ def test_another_version_of_a_library_is_read_anew(tmp_path, large, monkeypatch,
 )
 def test_damaged_files_are_made_again(tmp_path, large, damage, capsys):
     first = run_of(tmp_path, ROWS["text"]).make_training_samples().digest
-    (kept,) = RunFolder(tmp_path / "run").tokenized_data.rglob("*.safetensors")
+    (kept,) = RunFolder(tmp_path / "run").tokenized_data_folder.rglob("*.safetensors")
     kept.write_bytes(damage(kept.read_bytes()))
     assert run_of(tmp_path, ROWS["text"]).make_training_samples().digest == first
     assert "the data are read anew" in capsys.readouterr().err
@@ -198,7 +198,7 @@ def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
     monkeypatch.setattr(token_cache, "_run_tokenize_worker", rewritten)
     with pytest.raises(UserError, match=r"rows.jsonl has changed while it was read: start again"):
         data.make_training_samples()
-    assert not list(RunFolder(tmp_path / "run").tokenized_data.iterdir())
+    assert not list(RunFolder(tmp_path / "run").tokenized_data_folder.iterdir())
 
 
 def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatc
     rows = [*ROWS["text"], {"prompt": "a", "completion": None}]
     with pytest.raises(UserError, match="rows.jsonl, line 41: column 'completion' holds null"):
         run_of(tmp_path, rows).make_training_samples()
-    assert not list(RunFolder(tmp_path / "run").tokenized_data.iterdir())
+    assert not list(RunFolder(tmp_path / "run").tokenized_data_folder.iterdir())
 
 
 def test_processes_that_die_are_said(tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ def test_a_full_disk_ends_nothing(tmp_path, everywhere, monkeypatch, capsys):
     warned = [line for line in said if line.endswith("File too large")]
     assert len(warned) == (2 if everywhere else 1)
     assert all(line.startswith("warning: cannot write prepared data ") for line in warned)
-    assert not list(RunFolder(tmp_path / "run").tokenized_data.iterdir())
+    assert not list(RunFolder(tmp_path / "run").tokenized_data_folder.iterdir())
 
 
 @pytest.mark.slow  # other processes take seconds

@@ -246,7 +246,7 @@ class _SegmentWriter:
         raise UncacheableError(f"an attribute of type {type(value).__name__}")
 
     def _region_tensor_text(self, t: Tensor) -> str:
-        """Returns the text of a called graph's tensor: its input index, or its number there."""
+        """Returns a called graph's tensor as cache-key text: its input index, or its number."""
         ins = t._graph._inputs
         return f"input {ins.index(t)}" if t in ins else self.tensor_text(t)
 

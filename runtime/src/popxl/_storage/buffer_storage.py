@@ -110,7 +110,7 @@ class BufferStorage:
         return self._device if index in self._resident else self._host
 
     # ---- from the schedule ----------------------------------------------------------------------
-    def needs_copy(self, index: Index) -> bool:
+    def needs_transfer(self, index: Index) -> bool:
         """True if a load copies the remote-buffer entry; False if it is on the device already."""
         if isinstance(index, tuple):
             return True
@@ -171,7 +171,7 @@ class BufferStorage:
             self._arrays[index] = array
         self.stored.add(index)
 
-    def load_source(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
+    def load_source_and_sharding(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
         """Returns a remote-buffer entry's stored array, and the device sharding to copy it to."""
         self._advance_disk_queue(Load, index)
         array = self.array(index)

@@ -79,7 +79,7 @@ class _SimulatedStorage:
     def __init__(self, buffer: RemoteBuffer) -> None:
         self._resident = buffer.resident_entries
 
-    def needs_copy(self, index: Index) -> bool:
+    def needs_transfer(self, index: Index) -> bool:
         return isinstance(index, tuple) or index not in self._resident
 
     def load(self, index: Index, donates: bool = False, copies: bool = False) -> Any:
@@ -91,7 +91,7 @@ class _SimulatedStorage:
     def array(self, index: int) -> Any:
         return _READY
 
-    def load_source(self, index: int, donates: bool) -> tuple[Any, Any]:
+    def load_source_and_sharding(self, index: int, donates: bool) -> tuple[Any, Any]:
         return _READY, None
 
     def store_sharding(self, index: int) -> Any:

@@ -67,7 +67,7 @@ class PrefetchMover:
         if not self._advance_executor(step):  # it could not be dispatched ahead
             self._dispatch_consecutive_loads()
             self._events_ahead -= 1
-        if not self._entries[step.buffer].needs_copy(index) or isinstance(index, tuple):
+        if not self._entries[step.buffer].needs_transfer(index) or isinstance(index, tuple):
             return self._entries[step.buffer].load(index, step.donates, step.copies)
         expected, array = self._dispatched_loads.popleft()
         assert expected is step
@@ -82,7 +82,7 @@ class PrefetchMover:
         else:
             self._take_event()
             self._events_ahead -= 1
-        if isinstance(index, tuple) or not self._entries[step.buffer].needs_copy(index):
+        if isinstance(index, tuple) or not self._entries[step.buffer].needs_transfer(index):
             self.dispatch_stores()
             self._entries[step.buffer].store(index, value, step.copies)
         else:
@@ -154,7 +154,7 @@ class PrefetchMover:
                 runs_passed += 1
             elif isinstance(step, Store):
                 self._stores_ahead.update(_entry_keys(step, index))
-            elif isinstance(step, Load) and self._entries[step.buffer].needs_copy(index):
+            elif isinstance(step, Load) and self._entries[step.buffer].needs_transfer(index):
                 if isinstance(index, tuple) or self._stores_ahead[step.buffer, index]:
                     break
                 if not self._fits_window(step.nbytes):
@@ -173,7 +173,7 @@ class PrefetchMover:
                 if not self._events_ahead:
                     self._take_event()
                 break
-            if self._entries[step.buffer].needs_copy(index):
+            if self._entries[step.buffer].needs_transfer(index):
                 batch.append((step, index))
                 self._dispatched_load_bytes += step.nbytes
             self._take_event()
@@ -188,7 +188,7 @@ class PrefetchMover:
 
     def _load_source(self, step: Load, index: int) -> tuple[Any, Any]:
         try:
-            return self._entries[step.buffer].load_source(index, step.donates)
+            return self._entries[step.buffer].load_source_and_sharding(index, step.donates)
         except Exception as error:  # the executor is not there yet
             add_error_location(error, f"load entry {index}", step.location)
             raise

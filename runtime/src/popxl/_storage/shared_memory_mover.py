@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class BufferStorageProtocol(Protocol):
     """Methods of `popxl._storage.buffer_storage.BufferStorage` that movers of entries call."""
 
-    def needs_copy(self, index: Index) -> bool: ...
+    def needs_transfer(self, index: Index) -> bool: ...
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any: ...
 
@@ -29,7 +29,7 @@ class BufferStorageProtocol(Protocol):
 
     def array(self, index: int) -> Any: ...
 
-    def load_source(self, index: int, donate: bool) -> tuple[Any, Any]: ...
+    def load_source_and_sharding(self, index: int, donate: bool) -> tuple[Any, Any]: ...
 
     def store_sharding(self, index: int) -> Any: ...
 
@@ -104,7 +104,7 @@ class SharedMemoryMover:
         """Returns the array of a remote-buffer entry in device memory."""
         entries = self._entries[step.buffer]
         array = entries.load(index, step.donates, step.copies)
-        if step.copies or entries.needs_copy(index):
+        if step.copies or entries.needs_transfer(index):
             self._in_flight.add(array, step.nbytes)
         return array
 

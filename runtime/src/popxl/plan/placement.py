@@ -120,7 +120,7 @@ class AllHostSimulation:
 
     @cached_property
     def short_timeline(self) -> Timeline:
-        """Timeline of a run with few iterations of long loops; its peak memory is about equal."""
+        """Timeline of the run with long loops cut short, with about the same peak memory."""
         if self._traced.num_segment_runs <= _LONG:
             return self.timeline
         with self._all_entries_on_host():

@@ -448,26 +448,26 @@ class SimulatedEntries:
     def _new_array(self, index: int) -> Any:
         return self._device.create_array(self._nbytes, index in self._resident)
 
-    def needs_copy(self, index: Index) -> bool:
+    def needs_transfer(self, index: Index) -> bool:
         return self._device.has_own_memory and _first_replica(index) not in self._resident
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any:
-        array, where = self.load_source(_first_replica(index), donate)
-        if self.needs_copy(index):
+        array, where = self.load_source_and_sharding(_first_replica(index), donate)
+        if self.needs_transfer(index):
             (array,) = self._device.transfer_arrays([array], [where])
             return array
         return self._device.copy_array(array) if copies else array
 
     def store(self, index: Index, value: Any, copies: bool = False) -> None:
         at = _first_replica(index)
-        if self.needs_copy(index):
+        if self.needs_transfer(index):
             (value,) = self._device.transfer_arrays([value], [self.store_sharding(at)])
         self.commit_store(at, self._device.copy_array(value) if copies else value)
 
     def array(self, index: int) -> Any:
-        return self.load_source(index, False)[0]
+        return self.load_source_and_sharding(index, False)[0]
 
-    def load_source(self, index: int, donate: bool) -> tuple[Any, str]:
+    def load_source_and_sharding(self, index: int, donate: bool) -> tuple[Any, str]:
         on_disk = index in self._on_disk
         array = (
             self._arrays.pop(index) if donate and index in self._arrays and not on_disk else None
