@@ -57,7 +57,7 @@ class KnownDigests:
         try:
             stored = read_json_object(self.path)
             if stored.data.get("files") == self._content({})["files"]:
-                return stored.text_mapping("sha256")
+                return stored.get_text_dict("sha256")
         except FileError:
             pass
         return {}

@@ -75,7 +75,7 @@ class Teacher:
         of_teacher, tokenizer_name = teacher_config(config)
         _check_vocabulary(config, of_teacher, data.tokenizer, tokenizer_name)
         check_lower_bound(of_teacher)
-        location = Path(config.training.teacher_cache or folder.teacher)
+        location = Path(config.training.teacher_cache or folder.teacher_folder)
         weights, sha256 = _hashed_weights(of_teacher, location)
         check_same_on_all_processes({"digest of the teacher": sha256})
         model = FrozenModel(
