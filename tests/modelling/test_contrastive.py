@@ -19,6 +19,7 @@ from config.errors import ConfigError
 from data.samples import Batch
 from data.text_samples import make_text_samples
 from data.token_sequences import TokenSequences
+from modelling.layers import batch_loss
 from modelling.objectives import make_objective
 from popxl import ops
 from tests.modelling.gptj import hf as gptj
@@ -115,19 +116,30 @@ def random_samples(config: Any, rows: int, vocabulary: int, longest: int) -> Tok
     return make_text_samples(texts, 2 + negatives, config, tokenizer)
 
 
-def vectors_of(model: Any, batch: Mapping[str, torch.Tensor], config: Any) -> list[torch.Tensor]:
-    """The pooled vectors of a batch's anchors, positives and negatives; those that are there."""
-    texts, pooling = config.training.texts_per_row, config.training.pooling
-    places = config.data.examples_per_sample * texts
-    vectors: list[list[torch.Tensor]] = [[] for _ in range(texts)]
+def texts_of(batch: Mapping[str, torch.Tensor], config: Any) -> list[list[torch.Tensor]]:
+    """The tokens of a batch's anchors, positives and negatives; those that are there."""
+    count = config.training.texts_per_row
+    columns: list[list[torch.Tensor]] = [[] for _ in range(count)]
     for input_ids, numbers in zip(batch["input_ids"], batch["segment_ids"], strict=True):
-        for place in range(places):
+        for place in range(config.data.examples_per_sample * count):
             own = numbers == place + 1
             if own.any():
-                hidden = model(input_ids=input_ids[own][None]).last_hidden_state[0]
-                pooled = hidden.mean(0) if pooling == "mean" else hidden[-1]
-                vectors[place % texts].append(pooled)
-    return [torch.stack(column) for column in vectors if column]
+                columns[place % count].append(input_ids[own])
+    return [column for column in columns if column]
+
+
+def pooled(model: Any, text: torch.Tensor, config: Any) -> torch.Tensor:
+    """The vector of a text."""
+    hidden: torch.Tensor = model(input_ids=text[None]).last_hidden_state[0]
+    return hidden.mean(0) if config.training.pooling == "mean" else hidden[-1]
+
+
+def vectors_of(model: Any, batch: Mapping[str, torch.Tensor], config: Any) -> list[torch.Tensor]:
+    """The pooled vectors of `texts_of`."""
+    return [
+        torch.stack([pooled(model, text, config) for text in column])
+        for column in texts_of(batch, config)
+    ]
 
 
 class Case(NamedTuple):
@@ -139,8 +151,16 @@ class Case(NamedTuple):
     named: Callable[[Batch], Batch]
 
 
-def check(case: Case, vocabulary: int, longest: int = 4) -> None:
-    """Three steps of AdamW are torch's in float64, over all rows of a batch at once."""
+def whole_batch_loss(model: Any, batch: dict[str, torch.Tensor], config: Any) -> torch.Tensor:
+    """The loss of all rows of a batch at once."""
+    training = config.training
+    return info_nce(vectors_of(model, batch, config), training.symmetric, training.scale)
+
+
+def check(
+    case: Case, vocabulary: int, longest: int = 4, loss_of: Callable[..., Any] = whole_batch_loss
+) -> None:
+    """Three steps of AdamW are torch's in float64."""
     config, training = case.config, case.config.training
     size = training.global_batch_size
     rows = size * STEPS * config.data.examples_per_sample
@@ -149,7 +169,8 @@ def check(case: Case, vocabulary: int, longest: int = 4) -> None:
     batches = [samples.take(np.arange(i * size, (i + 1) * size)) for i in range(STEPS)]
 
     def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return info_nce(vectors_of(case.theirs, batch, config), training.symmetric, training.scale)
+        value: torch.Tensor = loss_of(case.theirs, batch, config)
+        return value
 
     model = case.theirs.double()
     start = case.weights(model)
@@ -202,12 +223,63 @@ def llama_case(kind: str, dp: int, tp: int, micro: int, places: int, **settings:
         slow(4, 1, 2, 1),
     ],
 )
-def test_gptj_learns_as_torch_does(dp: int, tp: int, micro: int, places: int) -> None:
-    """With rows in samples of their own and packed, with and without negatives."""
+def test_gptj_learns_as_torch_does(
+    dp: int, tp: int, micro: int, places: int, monkeypatch: Any
+) -> None:
+    """With rows in samples of their own and packed, with and without negatives.
+
+    Some with the scores of two rows at a time, as of batches whose scores take more than 1 GiB.
+    """
+    chunks: list[int] = []
+
+    def few_rows(rows: int, nbytes: int) -> int:
+        chunks.append(rows // 2)
+        return chunks[-1]
+
+    if dp == 2:
+        monkeypatch.setattr(batch_loss, "_num_chunks", few_rows)
     pooling = "last" if tp == 2 else "mean"
     settings: Any = {"negatives": places - 1, "symmetric": dp == 2, "scale": 9.0}
     case = gptj_case(dp, tp, micro, places, pooling=pooling, **settings)
     check(case._replace(config=transposed(case.config, tp == 2)), gptj.VOCABULARY)
+    assert all(count > 1 for count in chunks)
+    assert bool(chunks) == (dp == 2)
+
+
+def test_the_scores_of_a_chunk_are_within_a_limit(monkeypatch: Any) -> None:
+    """By the smallest divisor of the rows; a row's own scores are not split."""
+    monkeypatch.setattr(batch_loss, "MAX_SCORE_BYTES", 1000)
+    assert [batch_loss._num_chunks(12, n) for n in (999, 1001, 3500, 4001)] == [1, 2, 4, 6]
+    assert batch_loss._num_chunks(12, 10**9) == 12
+
+
+def grad_cache_loss(model: Any, batch: dict[str, torch.Tensor], config: Any) -> torch.Tensor:
+    """The loss of sentence-transformers' GradCache, which embeds two texts at a time."""
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+
+    class Embedder(torch.nn.Module):
+        def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            pairs = zip(features["input_ids"], features["attention_mask"], strict=True)
+            vectors = [pooled(model, ids[own.bool()], config) for ids, own in pairs]
+            return {"sentence_embedding": torch.stack(vectors)}
+
+    features = []
+    for column in texts_of(batch, config):
+        ids = torch.nn.utils.rnn.pad_sequence(column, batch_first=True)
+        there = [torch.ones_like(text) for text in column]
+        mask = torch.nn.utils.rnn.pad_sequence(there, batch_first=True)
+        features.append({"input_ids": ids, "attention_mask": mask})
+    scale, embedder = config.training.scale, torch.nn.Sequential(Embedder())
+    loss = losses.CachedMultipleNegativesRankingLoss(embedder, scale, mini_batch_size=2)
+    value: torch.Tensor = loss(features, None)
+    return value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dp", "tp", "micro"), [(2, 2, 1), (1, 1, 2)])
+def test_gptj_learns_as_with_grad_cache(dp: int, tp: int, micro: int) -> None:
+    """Which embeds each text twice for what one forward pass has here."""
+    check(gptj_case(dp, tp, micro, 1, scale=9.0), gptj.VOCABULARY, loss_of=grad_cache_loss)
 
 
 @pytest.mark.parametrize("kind", [slow("qwen3"), slow("llama")])
