@@ -324,7 +324,7 @@ def download_if_remote(load: str) -> str:
     return str(newest)
 
 
-def local_save_dir(save: str) -> str:
+def resolve_save_folder(save: str) -> str:
     """Return the local folder for `--save` if it is an object store URL; a path is unchanged."""
     return (
         str(Path("runs") / save.split("://")[1].strip("/")) if is_object_store_url(save) else save

@@ -122,7 +122,7 @@ class BartModel(ModelSection):
         return self.decoder_start_token_id
 
     @property
-    def target_start(self) -> StartToken:
+    def training_start_token(self) -> StartToken:
         return "last" if self.model_type == "mbart" else self.decoder_start_token_id
 
     @property

@@ -115,7 +115,7 @@ class LayeredConfig:
         )
 
     @property
-    def effective_auto_values(self) -> Mapping[str, Any]:
+    def auto_values_in_use(self) -> Mapping[str, Any]:
         """Program-chosen values, by dotted name, of the config fields that no source sets."""
         in_use = flatten_by_path(merge_over(self.auto_values, self.explicit_values))
         return {

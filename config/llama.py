@@ -391,7 +391,7 @@ class LlamaConfig(RunConfig):
         return self.model.model_type not in WITHOUT_CLASSIFIER
 
     @property
-    def experts(self) -> int:
+    def num_experts(self) -> int:
         return self.model.num_experts
 
     @property
@@ -423,7 +423,7 @@ class LlamaConfig(RunConfig):
             )
 
     def num_expert_weights(self) -> int:
-        return 3 * self.experts * self.model.hidden_size * self.model.ffn_hidden_size
+        return 3 * self.num_experts * self.model.hidden_size * self.model.ffn_hidden_size
 
     @property
     def can_group_experts(self) -> bool:
@@ -443,7 +443,7 @@ class LlamaConfig(RunConfig):
     def tensor_parallel_sizes(self) -> dict[str, int]:
         sizes = {"model.num_attention_heads": self.model.num_attention_heads}
         if self.execution.expert_parallel:
-            sizes["model.num_experts"] = self.experts
+            sizes["model.num_experts"] = self.num_experts
         return super().tensor_parallel_sizes() | sizes | self._intermediate_sizes()[0]
 
     def min_num_weights(self) -> int:

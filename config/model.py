@@ -164,7 +164,7 @@ class ModelSection(ConfigSection):
         return None
 
     @property
-    def target_start(self) -> StartToken:
+    def training_start_token(self) -> StartToken:
         """First token that the decoder reads in training."""
         return self.start_token_id
 

@@ -94,14 +94,14 @@ class RunConfig(ConfigSection):
         return self.gradient_accumulation if needs_all else configured
 
     @property
-    def experts(self) -> int:
+    def num_experts(self) -> int:
         """Number of experts of a mixture-of-experts layer; 0 without experts."""
         return 0
 
     @property
     def can_group_experts(self) -> bool:
         """True if a layer's experts can be split into groups that are loaded in turn."""
-        return self.experts > 1 and not self.execution.expert_parallel
+        return self.num_experts > 1 and not self.execution.expert_parallel
 
     def num_expert_weights(self) -> int:
         """Returns the number of expert weights in a layer."""
@@ -305,12 +305,12 @@ class RunConfig(ConfigSection):
 
     def _check_experts(self) -> None:
         groups = self.execution.expert_groups
-        if groups > 1 and (not self.experts or self.experts % groups):
+        if groups > 1 and (not self.num_experts or self.num_experts % groups):
             raise ConfigError(
                 f"execution.expert_groups {groups} must divide the number of a layer's "
-                f"experts, {self.experts}"
+                f"experts, {self.num_experts}"
             )
-        if self.execution.expert_parallel and not self.experts:
+        if self.execution.expert_parallel and not self.num_experts:
             raise ConfigError(
                 "execution.expert_parallel is for models with experts, but this one has none"
             )

@@ -50,7 +50,7 @@ from data.truncation import (
     NO_TRUNCATION,
     TokenLimit,
     TooLongError,
-    Truncation,
+    TruncationCounts,
     left_truncated_indices,
     truncate_targets,
 )
@@ -71,7 +71,7 @@ class TokenStream:
     tokens: np.ndarray
     targets: np.ndarray
     offsets: np.ndarray
-    truncation: Truncation = NO_TRUNCATION
+    truncation_counts: TruncationCounts = NO_TRUNCATION
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class TokenBlocks:
     tokens: np.ndarray
     sequence_length: int
     targets: np.ndarray | None = None
-    truncation: Truncation = NO_TRUNCATION
+    truncation_counts: TruncationCounts = NO_TRUNCATION
     pad: int = 0
 
     @classmethod
     def from_stream(cls, stream: TokenStream, sequence_length: int, pad: int) -> TokenBlocks:
         """Split a token stream into samples of `sequence_length` tokens each."""
         targets = None if stream.targets is stream.tokens else stream.targets
-        return cls(stream.tokens, sequence_length, targets, stream.truncation, pad)
+        return cls(stream.tokens, sequence_length, targets, stream.truncation_counts, pad)
 
     @property
     def digest(self) -> str:
@@ -168,10 +168,10 @@ class PackedSequences:
         )
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation_counts(self) -> TruncationCounts:
         """Counts of prompts and targets that were truncated to fit into samples."""
         long = np.diff(self.stream.offsets) > self.sequence_length + 1
-        return self.stream.truncation + Truncation(int(np.count_nonzero(long)))
+        return self.stream.truncation_counts + TruncationCounts(int(np.count_nonzero(long)))
 
     @property
     def digest(self) -> str:
@@ -296,7 +296,7 @@ class CausalLM(SampleFormat):
         sequences: Sequence[np.ndarray],
         slots: np.ndarray,
         tokenizer: Tokenizer,
-        truncation: Truncation,
+        truncation: TruncationCounts,
     ) -> TokenSequences:
         return TokenSequences(
             sequences,
@@ -505,7 +505,7 @@ def truncate_conversations(
     examples: Sequence[Example],
     limit: TokenLimit,
     on_long_target: OnLongTarget,
-) -> tuple[list[TokenizedText], Truncation]:
+) -> tuple[list[TokenizedText], TruncationCounts]:
     """Truncate tokenized conversations on the right to the token limit.
 
     Raises:
@@ -527,12 +527,12 @@ def truncate_conversations(
             for i, text in enumerate(texts) if i not in dropped_indices]  # fmt: skip
     sequences = [text for text in truncated if text.loss_mask.any()]
     dropped = len(texts) - len(sequences)
-    return sequences, Truncation(
+    return sequences, TruncationCounts(
         targets=0 if dropped_indices else len(too_long) - dropped, dropped=dropped
     )
 
 
-class HasPrompts(Protocol):
+class PairOrRollout(Protocol):
     """Interface of sequences that begin with the same prompt: a preference pair, or a rollout."""
 
     @property
@@ -542,15 +542,15 @@ class HasPrompts(Protocol):
     def example_index(self) -> int: ...
 
 
-HasPromptsT = TypeVar("HasPromptsT", bound=HasPrompts)
+PairOrRolloutT = TypeVar("PairOrRolloutT", bound=PairOrRollout)
 
 
 def truncate_prompts(
-    units: Sequence[HasPromptsT],
+    items: Sequence[PairOrRolloutT],
     limit: TokenLimit,
     on_long_target: OnLongTarget,
     tokenizer: Tokenizer,
-) -> tuple[list[HasPromptsT], Truncation]:
+) -> tuple[list[PairOrRolloutT], TruncationCounts]:
     """Truncate the prompts of pairs or rollouts on the left until each fits into a sample.
 
     Both prompts of a pair lose the same tokens. The leading `<bos>` stays; those whose prompts are
@@ -559,30 +559,32 @@ def truncate_prompts(
     Raises:
         TooLongError: one is longer, and `on_long_target` is "error".
     """
-    sizes = [sum(len(text.ids) - 1 for text in unit.sequences) for unit in units]
+    sizes = [sum(len(text.ids) - 1 for text in item.sequences) for item in items]
     too_long = [i for i, size in enumerate(sizes) if size > limit.tokens]
     if too_long and on_long_target == "error":
         longest = max(too_long, key=sizes.__getitem__)
-        both = "the two texts have" if len(units[longest].sequences) > 1 else "the text has"
-        together = " together" if len(units[longest].sequences) > 1 else ""
+        both = "the two texts have" if len(items[longest].sequences) > 1 else "the text has"
+        together = " together" if len(items[longest].sequences) > 1 else ""
         raise TooLongError(
-            units[longest].example_index,
+            items[longest].example_index,
             f"{both} {sizes[longest]} tokens{together}, but {limit.field} is "
             f"{limit.tokens}: {limit.fitting_advice(sizes[longest])}",
         )
-    fitting_units, num_truncated = list[HasPromptsT](), 0
-    for unit, size in zip(units, sizes, strict=True):
-        excess = -(-max(size - limit.tokens, 0) // len(unit.sequences))
-        num_fixed = count_leading_special_tokens(tokenizer, unit.sequences[0].ids)
-        removable = min(map(count_prompt_tokens, unit.sequences)) - num_fixed
+    fitting_items, num_truncated = list[PairOrRolloutT](), 0
+    for item, size in zip(items, sizes, strict=True):
+        excess = -(-max(size - limit.tokens, 0) // len(item.sequences))
+        num_fixed = count_leading_special_tokens(tokenizer, item.sequences[0].ids)
+        removable = min(map(count_prompt_tokens, item.sequences)) - num_fixed
         if excess and (on_long_target == "skip" or excess >= removable):
             continue
         if excess:
-            sequences = tuple(_truncate_left(text, excess, num_fixed) for text in unit.sequences)
-            unit = replace(unit, sequences=sequences)  # type: ignore[type-var]
+            sequences = tuple(_truncate_left(text, excess, num_fixed) for text in item.sequences)
+            item = replace(item, sequences=sequences)  # type: ignore[type-var]
             num_truncated += 1
-        fitting_units.append(unit)
-    return fitting_units, Truncation(prompts=num_truncated, dropped=len(units) - len(fitting_units))
+        fitting_items.append(item)
+    return fitting_items, TruncationCounts(
+        prompts=num_truncated, dropped=len(items) - len(fitting_items)
+    )
 
 
 def _truncate_left(text: TokenizedText, num_removed: int, num_fixed: int) -> TokenizedText:
@@ -597,7 +599,7 @@ def truncate_answers(
     examples: Sequence[Example],
     limit: TokenLimit,
     on_long_target: OnLongTarget,
-) -> tuple[list[TokenizedText], Truncation]:
+) -> tuple[list[TokenizedText], TruncationCounts]:
     """Truncate the answers of tokenized examples to the token limit.
 
     See `truncate_targets`.
@@ -628,7 +630,7 @@ def _count_trailing_loss_tokens(loss_mask: np.ndarray) -> int:
 def concatenate_to_stream(
     texts: Sequence[TokenizedText],
     answers_only: bool = False,
-    truncation: Truncation = NO_TRUNCATION,
+    truncation: TruncationCounts = NO_TRUNCATION,
 ) -> TokenStream:
     """Concatenate tokenized sequences into a token stream.
 

@@ -20,7 +20,7 @@ ANCHOR, POSITIVE, NEGATIVES = "anchor", "positive", "negatives"
 _NEGATIVE = re.compile("negative(?:_([0-9]+))?")
 
 
-def read_texts(
+def read_contrastive_texts(
     row: Row, num_negatives: int, anchor: TextTemplate | None, positive: TextTemplate | None
 ) -> list[Example]:
     """Read anchor, positive and `num_negatives` negatives of a row, as targets of examples.
@@ -49,7 +49,7 @@ def read_texts(
     return [Example(texts[0], text) for text in texts]
 
 
-def read_document(row: Row, positive: TextTemplate | None) -> str:
+def read_corpus_document(row: Row, positive: TextTemplate | None) -> str:
     """Read a document in a row of a corpus: the positive's column, or `text`.
 
     Args:

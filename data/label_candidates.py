@@ -71,7 +71,7 @@ class LabelCandidates:
             len(pair.sequences[0].ids) < len(full_pair.sequences[0].ids)
             for pair, full_pair in zip(pairs, all_pairs, strict=True)
         )
-        num_truncated = sum(is_shorter) + samples.truncation.prompts
+        num_truncated = sum(is_shorter) + samples.truncation_counts.prompts
         return cls(config, samples, labels, 2 * num_truncated // len(paired_names))
 
     def logps_by_example(self, logps: np.ndarray) -> np.ndarray:

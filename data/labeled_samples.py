@@ -18,7 +18,7 @@ from config.task import SegmentsData, Seq2SeqData
 from data.packing import EMPTY_SLOT
 from data.samples import Samples, hash_arrays, sample_lengths
 from data.token_sequences import pack_rows, truncate_sequences
-from data.truncation import TokenLimit, TooLongError, Truncation
+from data.truncation import TokenLimit, TooLongError, TruncationCounts
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -44,9 +44,9 @@ class LabeledSamples:
     labels: np.ndarray
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation_counts(self) -> TruncationCounts:
         """Counts of truncated sequences."""
-        return self.samples.truncation
+        return self.samples.truncation_counts
 
     @property
     def digest(self) -> str:
@@ -124,7 +124,7 @@ def make_reward_samples(
     assert isinstance(config.data, SegmentsData | Seq2SeqData)
     rows, slots = pack_rows(kept, 2, length, config.data.examples_per_sample)
     samples = sample_format.make_sequence_samples(
-        config, kept, slots, tokenizer, Truncation(dropped=dropped)
+        config, kept, slots, tokenizer, TruncationCounts(dropped=dropped)
     )
     margins = np.asarray([[examples[2 * i].label] for i in fitting], np.float32).reshape(-1, 1)
     return LabeledSamples(samples, rows, margins)

@@ -27,7 +27,7 @@ from config.sections import Data
 from data.file_readers import DataError
 from data.samples import Samples, hash_arrays, sample_lengths, shuffle_epoch
 from data.sources import PARALLEL
-from data.truncation import Truncation
+from data.truncation import TruncationCounts
 from files.formatting import format_name, format_path, format_value
 from files.yaml_files import LocatedDict, location_prefix, read_yaml
 
@@ -154,9 +154,9 @@ class MixtureSamples:
         )
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation_counts(self) -> TruncationCounts:
         """Sum of the truncation counts of all sources."""
-        return reduce(add, (part.truncation for part in self.sources))
+        return reduce(add, (part.truncation_counts for part in self.sources))
 
     @property
     def digest(self) -> str:

@@ -466,7 +466,7 @@ class Pipeline:
                 [
                     *notes,
                     *corpus.dropped_row_messages,
-                    *samples.truncation.format_messages(self.config.model.sequence_length),
+                    *samples.truncation_counts.format_messages(self.config.model.sequence_length),
                 ]
             )
         )

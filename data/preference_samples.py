@@ -28,7 +28,7 @@ from data.samples import (
     hash_arrays,
     sample_lengths,
 )
-from data.truncation import Truncation
+from data.truncation import TruncationCounts
 
 NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS, SEGMENT_IDS = (
     "num_loss_tokens",
@@ -173,9 +173,9 @@ class PreferenceSamples:
     kto_labels: np.ndarray | None
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation_counts(self) -> TruncationCounts:
         """Counts of preference pairs that were truncated or dropped."""
-        return self.token_samples.truncation
+        return self.token_samples.truncation_counts
 
     @property
     def digest(self) -> str:

@@ -30,7 +30,7 @@ from data.examples import Example, TokenizedText
 from data.packing import EMPTY_SLOT
 from data.preference_samples import NUM_LOSS_TOKENS
 from data.samples import Samples, hash_arrays, sample_lengths
-from data.truncation import ExampleError, TokenLimit, TooLongError, Truncation
+from data.truncation import ExampleError, TokenLimit, TooLongError, TruncationCounts
 
 if TYPE_CHECKING:
     from config.training import Training
@@ -137,7 +137,7 @@ def _tokenize_rollout(
 
 def truncate_completions(
     rollouts: Sequence[TokenizedRollout], limit: TokenLimit, on_long_target: str
-) -> tuple[list[TokenizedRollout], Truncation]:
+) -> tuple[list[TokenizedRollout], TruncationCounts]:
     """Cut or drop completions that exceed the token limit of an encoder-decoder's targets.
 
     Raises:
@@ -153,8 +153,8 @@ def truncate_completions(
         )
     if on_long_target == "skip":
         kept = [r for r in rollouts if r.completion_length <= limit.tokens]
-        return kept, Truncation(dropped=len(too_long))
-    return [_cut(r, limit.tokens) for r in rollouts], Truncation(targets=len(too_long))
+        return kept, TruncationCounts(dropped=len(too_long))
+    return [_cut(r, limit.tokens) for r in rollouts], TruncationCounts(targets=len(too_long))
 
 
 def _cut(rollout: TokenizedRollout, max_tokens: int) -> TokenizedRollout:
@@ -226,9 +226,9 @@ class RolloutSamples:
         return cls(token_samples, slots, rollouts, floats, groups[kept], training)
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation_counts(self) -> TruncationCounts:
         """Counts of rollouts that were truncated or dropped."""
-        return self.token_samples.truncation
+        return self.token_samples.truncation_counts
 
     @cached_property
     def digest(self) -> str:

@@ -17,7 +17,7 @@ from data.preference_samples import PreferencePair, PreferenceSamples
 from data.rollout_samples import RolloutSamples, TokenizedRollout
 from data.samples import Batch, Prompts, Samples, get_segment_ids
 from data.tokenizer import TokenizedText, Tokenizer
-from data.truncation import TokenLimit, Truncation
+from data.truncation import TokenLimit, TruncationCounts
 
 LENGTH_MULTIPLE = 8
 
@@ -100,7 +100,7 @@ class SampleFormat(ABC):
         sequences: Sequence[np.ndarray],
         slots: np.ndarray,
         tokenizer: Tokenizer,
-        truncation: Truncation,
+        truncation: TruncationCounts,
     ) -> Samples:
         """Make samples of whole token sequences, pooled as transformers' classifiers do.
 

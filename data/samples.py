@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from data.truncation import Truncation
+from data.truncation import TruncationCounts
 
 Batch = Mapping[str, np.ndarray]
 """Arrays [samples, ...] of a batch, by Hugging Face's names."""
@@ -48,7 +48,7 @@ class Samples(Protocol):
     """Interface of a data set whose samples have a fixed length."""
 
     @property
-    def truncation(self) -> Truncation: ...
+    def truncation_counts(self) -> TruncationCounts: ...
 
     @property
     def digest(self) -> str:
@@ -110,9 +110,9 @@ class ExtendedSamples(ABC):
     samples: Samples
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation_counts(self) -> TruncationCounts:
         """Counts of examples that were truncated or dropped."""
-        return self.samples.truncation
+        return self.samples.truncation_counts
 
     @property
     def digest(self) -> str:

@@ -52,7 +52,7 @@ from data.truncation import (
     NO_TRUNCATION,
     TokenLimit,
     TooLongError,
-    Truncation,
+    TruncationCounts,
     left_truncated_indices,
     truncate_right,
     truncate_targets,
@@ -88,7 +88,7 @@ class EncodedExamples:
     targets: np.ndarray
     sequence_length: int
     pad: int
-    truncation: Truncation = NO_TRUNCATION
+    truncation_counts: TruncationCounts = NO_TRUNCATION
     start: StartToken = None
 
     @property
@@ -144,9 +144,9 @@ class PackedExamples:
         return cls(examples, pack_sequences(lengths, examples.sequence_length, max_per_sample))
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation_counts(self) -> TruncationCounts:
         """Counts of truncated and dropped examples."""
-        return self.examples.truncation
+        return self.examples.truncation_counts
 
     @property
     def digest(self) -> str:
@@ -220,7 +220,7 @@ class Seq2Seq(SampleFormat):
             self.output_length(config),
             config.data.on_long_target,
             truncate_left=config.data.format == "conversational",
-            start=config.model.target_start,
+            start=config.model.training_start_token,
         )
         return (
             encoded
@@ -239,7 +239,7 @@ class Seq2Seq(SampleFormat):
         sequences: Sequence[np.ndarray],
         slots: np.ndarray,
         tokenizer: Tokenizer,
-        truncation: Truncation,
+        truncation: TruncationCounts,
     ) -> DecodedSequences:
         encoded = TokenSequences(
             sequences,
@@ -250,7 +250,7 @@ class Seq2Seq(SampleFormat):
             "eos",
             truncation,
         )
-        pad, start = tokenizer.pad_token_id, config.model.target_start
+        pad, start = tokenizer.pad_token_id, config.model.training_start_token
         return DecodedSequences(encoded, partial(shift_right, pad_token_id=pad, start=start))
 
     def make_pair_samples(
@@ -273,13 +273,13 @@ class Seq2Seq(SampleFormat):
         except TooLongError as error:
             raise TooLongError(fitting_pairs[error.index // 2].example_index, str(error)) from error
         prompts = [answers.prompt_ids(2 * i) for i in range(len(fitting_pairs))]
-        truncation = Truncation(
-            answers.truncation.prompts // 2,
-            answers.truncation.targets,
+        truncation = TruncationCounts(
+            answers.truncation_counts.prompts // 2,
+            answers.truncation_counts.targets,
             len(pairs) - len(fitting_pairs),
         )
         targets = answers.targets.reshape(-1, 2, limit)
-        start = config.model.target_start
+        start = config.model.training_start_token
         pair_examples = EncodedExamples(
             *_concatenate_prompts(prompts),
             targets,
@@ -309,9 +309,9 @@ class Seq2Seq(SampleFormat):
             config.model.sequence_length,
             limit.tokens,
             truncate_left=config.data.format == "conversational",
-            start=config.model.target_start,
+            start=config.model.training_start_token,
         )
-        encoded = replace(encoded, truncation=encoded.truncation + truncation)
+        encoded = replace(encoded, truncation_counts=encoded.truncation_counts + truncation)
         packed = PackedExamples.from_examples(encoded, max_examples_per_sample(config))
         return RolloutSamples.from_rollouts(
             packed, packed.samples, fitting, examples, config.training
@@ -386,7 +386,7 @@ class Seq2Seq(SampleFormat):
             model.seed,
             mean_tokens,
         )
-        examples = replace(examples, start=model.target_start)
+        examples = replace(examples, start=model.training_start_token)
         if max_per_sample == 1:
             return examples
         packed = PackedExamples.from_examples(
@@ -491,7 +491,7 @@ def truncate_examples(
         labels,
         sequence_length,
         tokenizer.pad_token_id,
-        truncation + Truncation(prompts=num_truncated),
+        truncation + TruncationCounts(prompts=num_truncated),
         start,
     )
 

@@ -18,7 +18,7 @@ from config.objectives import RowType
 from config.sections import Data
 from config.task import DataFormat, OnNull
 from data.class_labels import UNLABELED, ClassLabels, match_column_labels
-from data.contrastive_rows import contrastive_columns, read_negatives, read_texts
+from data.contrastive_rows import contrastive_columns, read_contrastive_texts, read_negatives
 from data.conversations import (
     QUESTION_COLUMNS,
     Conversation,
@@ -376,7 +376,7 @@ class Task:
         if self.row_type in LABELED:
             return self._convert_labeled_row(location, row, row_schema.labels, reader)
         if self.row_type == "contrastive":
-            texts = read_texts(row, self.num_negatives, self.prompt, self.target)
+            texts = read_contrastive_texts(row, self.num_negatives, self.prompt, self.target)
             for text in texts:
                 _check_text_length(text.target)
             return texts

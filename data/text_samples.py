@@ -12,7 +12,7 @@ from config.sections import RunConfig
 from data.preference_samples import max_texts_per_sample
 from data.token_sequences import TokenSequences, pack_rows
 from data.tokenizer import Tokenizer
-from data.truncation import TokenLimit, TooLongError, Truncation, truncate_right
+from data.truncation import TokenLimit, TooLongError, TruncationCounts, truncate_right
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -75,7 +75,7 @@ def tokenizer_with_end_token(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 def _truncate_rows(
     rows: Sequence[Sequence[np.ndarray]], config: RunConfig, tokenizer: Tokenizer
-) -> tuple[list[Sequence[np.ndarray]], Truncation]:
+) -> tuple[list[Sequence[np.ndarray]], TruncationCounts]:
     """Truncate the longest texts of rows that do not fit into a sample, or drop these rows."""
     length, on_long = config.model.sequence_length, config.data.on_long_target
     sizes = [sum(map(len, row)) for row in rows]
@@ -91,12 +91,12 @@ def _truncate_rows(
     if on_long == "skip":
         dropped = {*too_long}
         kept = [row for i, row in enumerate(rows) if i not in dropped]
-        return kept, Truncation(dropped=len(too_long))
+        return kept, TruncationCounts(dropped=len(too_long))
     num_end = max(len(tokenizer.affix_ids[1]), int(config.training.pooling == "eos"))
     fitting = list(rows)
     for i in too_long:
         fitting[i] = _truncate_longest(rows[i], length, num_end)
-    return fitting, Truncation(prompts=len(too_long))
+    return fitting, TruncationCounts(prompts=len(too_long))
 
 
 def _truncate_longest(texts: Sequence[np.ndarray], length: int, num_end: int) -> list[np.ndarray]:

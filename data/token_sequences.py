@@ -17,7 +17,7 @@ import numpy as np
 from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.pooling import POOLED_IDS, Pooling, find_pooled_ids
 from data.samples import hash_arrays
-from data.truncation import NO_TRUNCATION, Truncation, left_truncated_indices, truncate_right
+from data.truncation import NO_TRUNCATION, TruncationCounts, left_truncated_indices, truncate_right
 
 DecoderInputs = Callable[[np.ndarray], np.ndarray]
 """Returns what a decoder reads for the labels [n, length], `IGNORE_INDEX` after their end."""
@@ -42,7 +42,7 @@ class TokenSequences:
     eos: int
     pad: int
     pooling: Pooling
-    truncation: Truncation = NO_TRUNCATION
+    truncation_counts: TruncationCounts = NO_TRUNCATION
 
     @property
     def digest(self) -> str:
@@ -85,9 +85,9 @@ class DecodedSequences:
     shift_right: DecoderInputs
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation_counts(self) -> TruncationCounts:
         """Counts of truncated sequences."""
-        return self.encoded.truncation
+        return self.encoded.truncation_counts
 
     @property
     def digest(self) -> str:
@@ -139,7 +139,7 @@ def pack_rows(
 
 def truncate_sequences(
     sequences: Sequence[np.ndarray], length: int, num_end_tokens: int, keep_end: bool
-) -> tuple[list[np.ndarray], Truncation]:
+) -> tuple[list[np.ndarray], TruncationCounts]:
     """Truncate token sequences to a length.
 
     Args:
@@ -155,4 +155,4 @@ def truncate_sequences(
         else truncate_right(ids, length, num_end_tokens)
         for ids, long in zip(sequences, is_long, strict=True)
     ]
-    return truncated, Truncation(prompts=sum(is_long))
+    return truncated, TruncationCounts(prompts=sum(is_long))

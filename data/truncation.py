@@ -1,4 +1,4 @@
-"""Truncation of prompts and targets to the lengths of a sample."""
+"""TruncationCounts of prompts and targets to the lengths of a sample."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from config.task import OnLongTarget
 
 
 @dataclass(frozen=True)
-class Truncation:
+class TruncationCounts:
     """Counts of truncated prompts and targets, and of dropped examples."""
 
     prompts: int = 0
     targets: int = 0
     dropped: int = 0
 
-    def __add__(self, other: Truncation) -> Truncation:
-        return Truncation(
+    def __add__(self, other: TruncationCounts) -> TruncationCounts:
+        return TruncationCounts(
             self.prompts + other.prompts,
             self.targets + other.targets,
             self.dropped + other.dropped,
@@ -38,7 +38,7 @@ class Truncation:
         return [note for count, note in counts if count]
 
 
-NO_TRUNCATION = Truncation()
+NO_TRUNCATION = TruncationCounts()
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def truncate_targets(
     limit: TokenLimit,
     on_long_target: OnLongTarget,
     num_end_tokens: int = 1,
-) -> tuple[list[int], list[np.ndarray], Truncation]:
+) -> tuple[list[int], list[np.ndarray], TruncationCounts]:
     """Truncate or drop targets that exceed the token limit, or raise TooLongError.
 
     Args:
@@ -112,10 +112,10 @@ def truncate_targets(
     if on_long_target == "skip":
         dropped = set(too_long)
         indices = [i for i in range(len(rows)) if i not in dropped]
-        return indices, [rows[i] for i in indices], Truncation(dropped=len(too_long))
+        return indices, [rows[i] for i in indices], TruncationCounts(dropped=len(too_long))
     for i in too_long:
         rows[i] = truncate_right(rows[i], length, num_end_tokens)
-    return list(range(len(rows))), rows, Truncation(targets=len(too_long))
+    return list(range(len(rows))), rows, TruncationCounts(targets=len(too_long))
 
 
 def truncate_right(ids: np.ndarray, length: int, num_end_tokens: int = 1) -> np.ndarray:

@@ -546,7 +546,7 @@ def _format_simulated_step(choices: AutoConfig) -> str:
 
 def _format_auto_values(choices: AutoConfig, trains: bool) -> str | None:
     """Format the automatically chosen values in one line; None if none was chosen."""
-    c, chosen = choices.config, choices.settings.effective_auto_values
+    c, chosen = choices.config, choices.settings.auto_values_in_use
     items = [
         text
         for fields, text in _auto_value_texts(c, trains, _format_simulated_step(choices))

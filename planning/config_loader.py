@@ -9,7 +9,7 @@ from typing import Any
 
 from checkpoints.errors import CheckpointError, FormatVersionError
 from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.object_store import download_if_remote, local_save_dir
+from checkpoints.object_store import download_if_remote, resolve_save_folder
 from checkpoints.object_store_lease import restore_from_mirror
 from checkpoints.step_folders import list_step_folders
 from checkpoints.verified_loading import has_checkpoint
@@ -71,12 +71,12 @@ class RunOrModelLoader:
         if save is not None and is_object_store_url(save):
             if mirror not in (None, save):
                 raise ConfigError("--save is an address, to which --checkpoint.mirror adds another")
-            places |= {"checkpoint.save": local_save_dir(save), "checkpoint.mirror": save}
+            places |= {"checkpoint.save": resolve_save_folder(save), "checkpoint.mirror": save}
         return places
 
     def from_save(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
         """Return the configuration of the last undamaged step of the run that `--save` resumes."""
-        folder = local_save_dir(save)
+        folder = resolve_save_folder(save)
         if not plans:
             restore_from_mirror(folder, save if is_object_store_url(save) else mirror)
         step, saved = self._read_newest(folder)

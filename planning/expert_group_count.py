@@ -27,8 +27,9 @@ def min_expert_groups(config: RunConfig, memory: float) -> int:
         return 1
     total = active_expert_bytes(config) * config.execution.expert_groups
     required = total / (MEMORY_SHARE * memory)
-    return next(n for n in range(1, config.experts + 1)
-                if config.experts % n == 0 and n >= min(required, config.experts))  # fmt: skip
+    experts = config.num_experts
+    return next(n for n in range(1, experts + 1)
+                if experts % n == 0 and n >= min(required, experts))  # fmt: skip
 
 
 def next_expert_group_count(config: RunConfig) -> int | None:
@@ -36,4 +37,6 @@ def next_expert_group_count(config: RunConfig) -> int | None:
     groups = config.execution.expert_groups
     if not config.can_group_experts:
         return None
-    return next((n for n in range(2 * groups, config.experts + 1) if config.experts % n == 0), None)
+    return next(
+        (n for n in range(2 * groups, config.num_experts + 1) if config.num_experts % n == 0), None
+    )

@@ -11,7 +11,7 @@ from planning.program_variants import (
     PlacementTrial,
     ProgramVariant,
     VariantCache,
-    layer_types_worth_saving,
+    layer_types_faster_saved,
 )
 from planning.report import FasterStateAdvice, PlanReport
 
@@ -62,7 +62,7 @@ def _candidate_variants(best: PlacementTrial, report: PlanReport) -> Iterator[Pr
     config = report.requirements.config
     if config.execution.activations != "auto":
         return
-    saved = frozenset((kind, 1.0) for kind in layer_types_worth_saving(best.program, best.traced))
+    saved = frozenset((kind, 1.0) for kind in layer_types_faster_saved(best.program, best.traced))
     yield replace(best.variant, saved_layers=saved)
     for n in (1, 2) if config.micro_batches_per_pass == "auto" else ():
         if config.gradient_accumulation % n == 0:

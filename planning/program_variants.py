@@ -176,7 +176,7 @@ class PlacementTrial:
     @property
     def is_bound_by_compute(self) -> bool:
         """True if all activations are saved and computation hides all transfers."""
-        saved = {(kind, 1.0) for kind in layer_types_worth_saving(self.program, self.traced)}
+        saved = {(kind, 1.0) for kind in layer_types_faster_saved(self.program, self.traced)}
         return (
             self.fits and saved <= self.variant.saved_layers and self.waits <= HIDDEN * self.seconds
         )
@@ -204,7 +204,7 @@ class PlacementTrial:
         return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changes])
 
 
-def layer_types_worth_saving(
+def layer_types_faster_saved(
     program: TrainingProgram, traced: popxl.plan.TracedProgram
 ) -> list[str]:
     """Return the layer types whose forward pass has a large enough share of the FLOPs."""

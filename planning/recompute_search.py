@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from planning.program_variants import HIDDEN, PlacementTrial, RematPolicy, layer_types_worth_saving
+from planning.program_variants import HIDDEN, PlacementTrial, RematPolicy, layer_types_faster_saved
 
 _SHARES = (0.5,), (0.25, 0.75)  # fractions of a type's layers, tried in turn
 
@@ -23,7 +23,7 @@ def search_remat_policy(
         best: a trial that recomputes all activations.
         fastest: returns the fastest trial of policies, or its first argument if none is faster.
     """
-    types = remaining = layer_types_worth_saving(best.program, best.traced)
+    types = remaining = layer_types_faster_saved(best.program, best.traced)
     all_saved = fastest(best, [frozenset((name, 1.0) for name in types)])
     if all_saved is not best and all_saved.waits <= max(best.waits, HIDDEN * all_saved.seconds):
         return all_saved

@@ -28,7 +28,7 @@ class BestCheckpoint:
     """Tracks the best value of an evaluation metric, and saves the weights that reached it.
 
     With `checkpoint.keep_best`, the weights of the best evaluation are saved, without optimizer
-    state_for_metadata, in a folder of their own. NaN is never the best value.
+    to_metadata, in a folder of their own. NaN is never the best value.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class BestCheckpoint:
         """Start without a best value, or with that of the resumed checkpoint.
 
         Args:
-            state: `state_for_metadata()` of the checkpoint that is resumed; None in a new run.
+            state: `to_metadata()` of the checkpoint that is resumed; None in a new run.
             base: metadata about the weights that are not trained.
         """
         self._config, self._base = config, base
@@ -56,7 +56,7 @@ class BestCheckpoint:
         keeps_best = save is not None and config.checkpoint.keep_best is not None
         self._folder = RunFolder(Path(save or "")).best_folder if keeps_best else None
 
-    def state_for_metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, Any]:
         """Return the best value and early stopping's counter, to store in a checkpoint."""
         return {
             "metric": self._metric,

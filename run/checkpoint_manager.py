@@ -213,7 +213,7 @@ class CheckpointManager:
         return {
             "data": self._loader.state(),
             "skipped_steps": self._skipped.total,
-            "best": self._best.state_for_metadata(),
+            "best": self._best.to_metadata(),
             "config": self._config.to_dict(),
             MODEL: get_family(self._config).to_config_json(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},

@@ -165,7 +165,7 @@ def _check_vocabulary(
             f"training.top_k {top_k} must be at most the number of tokens, "
             f"{min(rows, config.model.vocab_size)}"
         )
-    if teacher.model.target_start != config.model.target_start:
+    if teacher.model.training_start_token != config.model.training_start_token:
         raise ConfigError(
             f"{which} begins answers with another token than the student: take a teacher of the "
             "student's kind"

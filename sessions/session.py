@@ -93,12 +93,12 @@ class ModelSession:
             of_teacher = self._teacher.weight_map(self._weight_map)
             values |= of_teacher.to_variables(self._teacher.arrays, self.variables)
         if self._weight_source is not None:
-            values |= self._weight_source.shared_values(self.variables)
+            values |= self._weight_source.value_readers(self.variables)
         self.session.write_variables_data(
             values, concurrent=getattr(tensors, "is_thread_safe", False)
         )
 
-    def shared_values(
+    def value_readers(
         self, program_variables: Variables
     ) -> dict[Variable, Callable[[], np.ndarray]]:
         """Return functions that read this session's values for variables of another program."""

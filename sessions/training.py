@@ -141,11 +141,11 @@ class TrainingSession(ModelSession):
         self.finish_update()
         super().write(tensors)
 
-    def shared_values(
+    def value_readers(
         self, program_variables: Variables
     ) -> dict[popxl.Variable, Callable[[], np.ndarray]]:
         self.finish_update()
-        return super().shared_values(program_variables)
+        return super().value_readers(program_variables)
 
     def finish_update(self) -> None:
         """Run the optimizer update that the last step deferred to the next one, if any.

@@ -83,7 +83,7 @@ class Evaluator:
         if needs_losses or self._retrieval is not None:
             samples = data.make_samples(corpus, for_eval=True)
             self._samples = samples if frozen is None else frozen.add_to(samples)
-            self._warn_truncated(self._samples.truncation.prompts)
+            self._warn_truncated(self._samples.truncation_counts.prompts)
             teacher = held_head(frozen)
             self._losses = compile_session(
                 lambda: LossSession(config, weight_source, teacher=teacher),

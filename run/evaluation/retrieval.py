@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from config.sections import RunConfig
-from data.contrastive_rows import read_document
+from data.contrastive_rows import read_corpus_document
 from data.examples import Corpus
 from data.pipeline import Pipeline
 from data.prompt_template import ColumnError
@@ -122,7 +122,7 @@ def _read_documents(config: RunConfig, data: Pipeline) -> list[str]:
     documents = []
     for location, row in source_from_name(config.eval.corpus, "train").read_rows():
         try:
-            documents.append(read_document(row, data.task.target))
+            documents.append(read_corpus_document(row, data.task.target))
         except ColumnError as error:
             raise DataError(f"{location}: {error}") from None
     return documents

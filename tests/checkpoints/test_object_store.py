@@ -12,7 +12,7 @@ import pytest
 
 from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, load_checkpoint
 from checkpoints import object_store as remote_module
-from checkpoints.object_store import RemoteRun, download_if_remote, local_save_dir
+from checkpoints.object_store import RemoteRun, download_if_remote, resolve_save_folder
 from checkpoints.object_store_lease import restore_from_mirror, restore_newer_step
 from files.run_folder import RunFolder
 from tests.run.saved import flip_in
@@ -261,5 +261,5 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
 
 def test_folders_are_no_addresses():
     with warnings.catch_warnings():
-        assert download_if_remote("runs/mine") == local_save_dir("runs/mine") == "runs/mine"
-    assert local_save_dir("s3://bucket/mine/") == "runs/bucket/mine"
+        assert download_if_remote("runs/mine") == resolve_save_folder("runs/mine") == "runs/mine"
+    assert resolve_save_folder("s3://bucket/mine/") == "runs/bucket/mine"

@@ -112,7 +112,7 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
     samples = PackedSequences.from_stream(
         token_stream(examples, tokenizer, answers_only), 32, tokenizer.pad_token_id
     )
-    assert (len(samples), samples.truncation.prompts) == (40, 0)
+    assert (len(samples), samples.truncation_counts.prompts) == (40, 0)
     order = np.random.default_rng(0).permutation(40)
     batch = samples.take(order)
     texts = [text_of(examples[i]) + tokenizer.hf_tokenizer.eos_token for i in order]
@@ -131,7 +131,7 @@ def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
     samples = PackedSequences.from_stream(
         token_stream(examples, tokenizer), 16, tokenizer.pad_token_id
     )
-    assert samples.truncation.prompts == 20
+    assert samples.truncation_counts.prompts == 20
     batch = samples.take(range(20))
     assert (batch["segment_ids"] == 1).all()
     for words, labels, example in zip(batch["input_ids"], batch["labels"], examples, strict=True):

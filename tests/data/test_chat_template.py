@@ -491,7 +491,7 @@ def test_conversations_that_are_too_long(tmp_path, on_long_target, kept):
     with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: 2 of 3 conversations are too long"):
         run_of(tmp_path, rows).make_training_samples()
     samples = run_of(tmp_path, rows, on_long_target=on_long_target).make_training_samples()
-    assert (len(samples), samples.truncation.dropped) == (kept, 3 - kept)
+    assert (len(samples), samples.truncation_counts.dropped) == (kept, 3 - kept)
     assert (samples.take(np.arange(kept))["labels"] >= 0).any(axis=1).all()
 
 

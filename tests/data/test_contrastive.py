@@ -184,11 +184,11 @@ def test_rows_that_are_too_long(tmp_path: Path) -> None:
         data_of(tmp_path, rows, length=24, negatives=1).make_training_samples()
     skipping = data_of(tmp_path, rows, length=24, negatives=1, on_long_target="skip")
     samples: Any = skipping.make_training_samples()
-    assert (len(samples), samples.truncation.dropped) == (1, 1)
+    assert (len(samples), samples.truncation_counts.dropped) == (1, 1)
     cutting = data_of(tmp_path, rows, length=24, negatives=1, on_long_target="truncate",
                       pooling="eos", examples_per_sample=1)  # fmt: skip
     samples = cutting.make_training_samples()
-    assert samples.truncation.prompts == 1
+    assert samples.truncation_counts.prompts == 1
     batch = samples.take(np.arange(1))
     assert np.count_nonzero(batch["segment_ids"]) == 24
     anchor, positive, negative = (

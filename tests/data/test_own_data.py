@@ -82,7 +82,7 @@ def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
         tmp_path, "gptj_tiny", LONG, packing=False, loss_on="completion", on_long_target="truncate"
     )
     samples = data.make_training_samples()
-    assert samples.truncation.targets == 1
+    assert samples.truncation_counts.targets == 1
     labels = samples.take(np.arange(2))["labels"]
     assert labels[0][labels[0] >= 0][-1] == data.tokenizer.eos_token_id
     dropped = own(tmp_path, "gptj_tiny", LONG, packing=False, on_long_target="skip")

@@ -393,10 +393,10 @@ def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> Non
         data.make_training_samples()
     settings = replace(data.user_config.data, on_long_target="skip")
     dropped = samples_of(replace(data, user_config=replace(data.user_config, data=settings)))
-    assert (len(dropped.num_loss_tokens), dropped.truncation.dropped) == (5, 1)
+    assert (len(dropped.num_loss_tokens), dropped.truncation_counts.dropped) == (5, 1)
     settings = replace(data.user_config.data, on_long_target="truncate")
     cut = samples_of(replace(data, user_config=replace(data.user_config, data=settings)))
-    assert (len(cut.num_loss_tokens), cut.truncation.prompts) == (6, 1)
+    assert (len(cut.num_loss_tokens), cut.truncation_counts.prompts) == (6, 1)
     batch, base = cut.take(np.arange(len(cut))), data.tokenizer.hf_tokenizer
     texts = [base.decode(row[s == p]) for row, s in zip(batch["input_ids"], batch["segment_ids"],
              strict=True) for p in range(1, s.max() + 1)]  # fmt: skip
@@ -415,14 +415,14 @@ def test_lengths_are_those_of_both_texts(tmp_path: Path, preset: str) -> None:
     if preset == "tiny":
         model = replace(model, decoder_sequence_length=lengths.target)
     fitted = replace(data.user_config, model=model)
-    assert samples_of(replace(data, user_config=fitted)).truncation.format_messages(0) == []
+    assert samples_of(replace(data, user_config=fitted)).truncation_counts.format_messages(0) == []
     shorter = replace(model, sequence_length=lengths.longest - 1)
     short = replace(data, user_config=replace(data.user_config, model=shorter))
     if preset == "gptj_tiny":
         with pytest.raises(ConfigError, match="two texts"):
             samples_of(short)
     else:
-        assert samples_of(short).truncation.prompts > 0
+        assert samples_of(short).truncation_counts.prompts > 0
 
 
 def test_a_mixture_keeps_what_the_reference_says_with_its_texts(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_long_rollouts_lose_the_beginning_of_their_prompt(
            for prompt, n in ((5, 1), (5, 3), (40, 40), (5, 70))]  # fmt: skip
     samples = samples_of(tmp_path, "gptj_tiny", ids, on_long_target=how)
     assert sorted(map(len, completions(samples))) == left
-    assert samples.truncation.dropped == 4 - len(left)
+    assert samples.truncation_counts.dropped == 4 - len(left)
     rewards = np.asarray([1, 3, 40, 70])
     expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
     np.testing.assert_allclose(samples.arrays[ADVANTAGES], expected[: len(left)], rtol=1e-6)

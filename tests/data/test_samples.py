@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.samples import IGNORE_INDEX
 from data.seq2seq import EncodedExamples, PackedExamples
-from data.truncation import Truncation
+from data.truncation import TruncationCounts
 
 CAPACITY = 16
 
@@ -74,13 +74,13 @@ def packed() -> PackedExamples:
     targets = np.array([[50 + i, 1, IGNORE_INDEX] for i in range(5)], np.int32)
     starts = np.cumsum([0, *map(len, prompts)])
     examples = EncodedExamples(
-        np.concatenate(prompts), starts, targets, CAPACITY, 0, Truncation(prompts=2)
+        np.concatenate(prompts), starts, targets, CAPACITY, 0, TruncationCounts(prompts=2)
     )
     return PackedExamples.from_examples(examples, 3)
 
 
 def test_a_batch_has_the_samples(packed: PackedExamples) -> None:
-    assert (len(packed), packed.truncation.prompts) == (2, 2)
+    assert (len(packed), packed.truncation_counts.prompts) == (2, 2)
 
 
 def test_a_batch_has_a_target_for_each_place(packed: PackedExamples) -> None:

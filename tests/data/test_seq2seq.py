@@ -93,7 +93,7 @@ def test_prompts_are_padded_and_cut_as_hugging_face_does(
         assert batch[name].dtype == np.int32
         np.testing.assert_array_equal(batch[name], expected[theirs])
     longer = sum(len(ids) > sequence_length for ids in tokenizer(prompts)["input_ids"])
-    assert encoded.truncation.prompts == longer
+    assert encoded.truncation_counts.prompts == longer
     assert (longer > 0) == (sequence_length == 22)
 
 

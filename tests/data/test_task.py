@@ -183,12 +183,12 @@ def test_long_targets_are_refused_cut_or_dropped():
     with pytest.raises(ValueError, match="'the red lamp' has 4 tokens .* decoder_sequence_length"):
         encode(LONG, tokenizer, 8, 3)
     cut = encode(LONG, tokenizer, 8, 3, "truncate")
-    assert (len(cut), cut.truncation.targets, cut.truncation.dropped) == (2, 1, 0)
+    assert (len(cut), cut.truncation_counts.targets, cut.truncation_counts.dropped) == (2, 1, 0)
     assert tokenizer.decode([cut.targets[0]]) == ["the red"]
     assert cut.targets[0][-1] == tokenizer.eos_token_id
     dropped = encode(LONG, tokenizer, 8, 3, "skip")
-    assert (len(dropped), dropped.truncation.dropped) == (1, 1)
-    assert dropped.truncation.format_messages(8) == ["1 dropped, whose target is too long"]
+    assert (len(dropped), dropped.truncation_counts.dropped) == (1, 1)
+    assert dropped.truncation_counts.format_messages(8) == ["1 dropped, whose target is too long"]
 
 
 def test_a_language_model_learns_targets_after_the_separator():

@@ -192,7 +192,7 @@ def test_a_mode_that_updates_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
         lacking = _bits(model)
         assert _bits(model) == lacking
         model._pending = 3
-        model.shared_values(model.variables)  # as an evaluation does
+        model.value_readers(model.variables)  # as an evaluation does
         model._pending = None
         assert _bits(model) != lacking
 

@@ -29,7 +29,7 @@ def checkpoints(tmp_path, monkeypatch, clock, **checkpoint) -> CheckpointManager
         to_config_json=lambda config: {},
         tensors=lambda optimizer, frozen: TENSORS,
         state=dict,
-        state_for_metadata=dict,
+        to_metadata=dict,
         total=0,
     )
     return CheckpointManager(config, stub, stub, stub, stub, 0)

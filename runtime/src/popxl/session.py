@@ -32,7 +32,7 @@ from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
 from popxl._devices.mesh import create_replicated_sharding, replica_mesh
 from popxl._ir.argument_checks import check_type
-from popxl._ir.debug_flags import STEPWISE, is_flag_set
+from popxl._ir.debug_flags import STEPWISE, is_debug_flag_set
 from popxl._run import device_variables
 from popxl._run.added_program import AddedProgram
 from popxl._run.process_gather import all_gather_processes
@@ -359,7 +359,7 @@ class Session:
         """
         if self._program.timing is not None:
             raise popart_exception("timing: the session is measured already: leave that one first")
-        timing = Timing(synchronize or is_flag_set(STEPWISE))
+        timing = Timing(synchronize or is_debug_flag_set(STEPWISE))
         self._program.timing = timing
         try:
             yield timing

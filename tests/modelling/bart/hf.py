@@ -158,7 +158,7 @@ def batches(count: int = STEPS, kind: str = "as published") -> list[dict[str, np
             {
                 "input_ids": input_ids,
                 "segment_ids": mask,
-                "decoder_input_ids": shift_right(labels, PAD, model.target_start),
+                "decoder_input_ids": shift_right(labels, PAD, model.training_start_token),
                 "labels": labels,
             }
         )

@@ -71,7 +71,7 @@ def check_packed(kind: str, dp: int, tp: int, micro_batch: int, activations: str
     config["data"]["examples_per_sample"] = PLACES
     model = fine_tuning(transposed(BartConfig.from_dict(config), tp > 1), gradients=True)
     model.write(weights_of(hf_model(kind)))
-    start = our_config(kind).model.target_start
+    start = our_config(kind).model.training_start_token
     rows = [join_samples(batch, start) for batch in batches(kind=kind)]
     check_training(model, rows, reference(kind), RATE, without_keys_biases)
 

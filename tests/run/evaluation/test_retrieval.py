@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.contrastive_rows import read_document
+from data.contrastive_rows import read_corpus_document
 from data.prompt_template import ColumnError, Template
 from data.token_sequences import TokenSequences
 from run.evaluation import retrieval
@@ -79,9 +79,9 @@ def test_vectors_are_put_back_in_the_order_of_the_texts() -> None:
 
 def test_documents_have_the_column_of_the_positive_or_a_text() -> None:
     passage = Template("passage: {d}")
-    assert read_document({"positive": "a", "text": "b"}, None) == "a"
-    assert read_document({"text": "b"}, None) == "b"
-    assert read_document({"d": "a"}, passage) == "passage: a"
-    assert read_document({"text": "b"}, passage) == "passage: b"
+    assert read_corpus_document({"positive": "a", "text": "b"}, None) == "a"
+    assert read_corpus_document({"text": "b"}, None) == "b"
+    assert read_corpus_document({"d": "a"}, passage) == "passage: a"
+    assert read_corpus_document({"text": "b"}, passage) == "passage: b"
     with pytest.raises(ColumnError, match="there is no column 'positive', but: title"):
-        read_document({"title": "b"}, None)
+        read_corpus_document({"title": "b"}, None)

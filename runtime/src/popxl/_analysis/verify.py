@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from popxl._analysis.functionalization import functionalize
 from popxl._analysis.reference_overlap import check_reference_overlap
 from popxl._analysis.shape_inference import infer_specs
-from popxl._ir.debug_flags import VERIFY, is_flag_set
+from popxl._ir.debug_flags import VERIFY, is_debug_flag_set
 from popxl._ir.regions import Region, regions
 from popxl._ir.sharding import shard_elements
 from popxl.errors import popart_exception
@@ -30,7 +30,7 @@ _64_BIT_DTYPES = ("int64", "uint64", "float64", "complex128")
 
 def verify_if_enabled(ir: Ir) -> None:
     """Verifies all graphs of a program if the environment variable POPXL_VERIFY is set."""
-    if is_flag_set(VERIFY):
+    if is_debug_flag_set(VERIFY):
         verify_ir(ir)
 
 

@@ -22,7 +22,7 @@ CHECK = "POPXL_CHECK"
 """Stop a run whose ops make what is not finite: "nan", or "inf" for both."""
 
 
-def is_flag_set(flag: str) -> bool:
+def is_debug_flag_set(flag: str) -> bool:
     """True if a debugging environment variable is set; "" and 0 mean off."""
     return os.environ.get(flag, "0") not in ("", "0")
 
@@ -33,7 +33,7 @@ def nonfinite_check_mode() -> str:
     Raises:
         ValueError: the variable has another value.
     """
-    setting = os.environ[CHECK] if is_flag_set(CHECK) else ""
+    setting = os.environ[CHECK] if is_debug_flag_set(CHECK) else ""
     if setting not in ("", "nan", "inf"):
         raise ValueError(f"the environment variable {CHECK} is {setting!r}, but must be nan or inf")
     return setting

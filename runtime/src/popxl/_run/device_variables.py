@@ -136,7 +136,7 @@ def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.n
     if same_shard is not None:
         own = {r: parts[next(o for o in same_shard[r] if o in parts)] for r in same_shard}
         return replica_arrays.assemble_host_value(var, own.__getitem__).view(var.dtype.as_numpy())
-    everyones = gather_shards(parts, replica_arrays.replicas_needed(var), program.mesh)
+    everyones = gather_shards(parts, replica_arrays.replicas_to_assemble(var), program.mesh)
     value = replica_arrays.assemble_host_value(var, everyones.__getitem__)
     return value.view(var.dtype.as_numpy())
 
@@ -154,7 +154,11 @@ def _local_replicas(program: Program, var: Variable) -> dict[int, tuple[int, ...
     same_shard = {replica: part.replicas for part in parts for replica in part.replicas}
     if len(processes) == 1 or any(len(part.processes) < len(processes) for part in parts):
         return None
-    return same_shard if all(r in same_shard for r in replica_arrays.replicas_needed(var)) else None
+    return (
+        same_shard
+        if all(r in same_shard for r in replica_arrays.replicas_to_assemble(var))
+        else None
+    )
 
 
 def shards_of_variable(program: Program, var: Variable) -> IdentityTuple[VariableShard]:

@@ -34,7 +34,7 @@ from popxl._devices.mesh import (
     global_shape,
     lowering_target,
 )
-from popxl._ir.debug_flags import STEPS, STEPWISE, is_flag_set, nonfinite_check_mode
+from popxl._ir.debug_flags import STEPS, STEPWISE, is_debug_flag_set, nonfinite_check_mode
 from popxl._ir.host_data import device_view
 from popxl._run.process_gather import replica_scalars
 from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
@@ -158,7 +158,7 @@ class Program:
         self._mover: SharedMemoryMover | PrefetchMover | None = (
             None  # of the last run, without its entries
         )
-        self._is_stepwise = is_flag_set(STEPWISE)
+        self._is_stepwise = is_debug_flag_set(STEPWISE)
         self.timing: Timing | None = None
 
     @property
@@ -355,7 +355,7 @@ class Program:
             Timing(synchronize=True) if self._is_stepwise and self.timing is None else self.timing
         )
         timer = iter if timing is None else Timer(timing, mover)
-        return (lambda steps: timer(log_steps(steps))) if is_flag_set(STEPS) else timer
+        return (lambda steps: timer(log_steps(steps))) if is_debug_flag_set(STEPS) else timer
 
     @property
     def _is_synchronous(self) -> bool:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from popxl._ir.debug_flags import STEPWISE, is_flag_set
+from popxl._ir.debug_flags import STEPWISE, is_debug_flag_set
 from popxl._schedule.liveness import Liveness, MemoryRef
 from popxl._schedule.schedule import (
     Branch,
@@ -108,7 +108,7 @@ class _DonationPass:
         segment, uses = step.segment, Counter(step.args)
         free_results = Counter((s.shape, s.dtype) for s in segment.result_specs)
         donated = []
-        for i in () if is_flag_set(STEPWISE) else _donation_order(segment):
+        for i in () if is_debug_flag_set(STEPWISE) else _donation_order(segment):
             register = step.args[i]
             if i in segment.scalar_args:
                 continue

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from popxl import dtypes
 from popxl._analysis.effects import Effects
 from popxl._analysis.functionalization import count_stochastic_roundings, effects_of_nodes
-from popxl._ir.debug_flags import STEPWISE, is_flag_set
+from popxl._ir.debug_flags import STEPWISE, is_debug_flag_set
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
@@ -196,6 +196,6 @@ def result_specs(segment: Segment) -> list[TensorSpec]:
 def donated_argnums(segment: Segment) -> tuple[int, ...]:
     """Returns the indices of executable arguments whose memory XLA may reuse for results."""
     first = len(segment.args)
-    streams = () if is_flag_set(STEPWISE) else segment.streams
+    streams = () if is_debug_flag_set(STEPWISE) else segment.streams
     output_streams = [first + i for i, s in enumerate(streams) if s in segment.output_streams]
     return (*segment.donated, *output_streams)

@@ -27,7 +27,7 @@ import numpy as np
 
 from popxl._devices import forks
 from popxl._devices.cpu import BufferPool
-from popxl._ir.debug_flags import STEPWISE, is_flag_set
+from popxl._ir.debug_flags import STEPWISE, is_debug_flag_set
 from popxl._schedule.schedule import Load, Run, Store
 from popxl._storage.scratch_files import ScratchFolder, padded_bytes, request_offsets
 
@@ -52,7 +52,7 @@ _MAX_LOOKAHEAD = 256  # events
 _MAX_PENDING_READS = 64  # pending and finished reads; with more, the look-ahead pauses
 
 
-def fits_window(used: int, nbytes: int, window: int) -> bool:
+def fits_byte_window(used: int, nbytes: int, window: int) -> bool:
     """True if a byte window for transfers has room for another item; an empty one takes any."""
     return not used or used + nbytes <= window
 
@@ -194,7 +194,7 @@ class DiskQueue:
                 continue
             file, at = slot
             if file.disk_queue is self and file.is_written(at):
-                if not fits_window(self._pending_read_bytes, file.nbytes, READ_AHEAD_BYTES):
+                if not fits_byte_window(self._pending_read_bytes, file.nbytes, READ_AHEAD_BYTES):
                     return False
                 with self.write_done:
                     self._pending_reads[slot] = file.start_read(at, step.donates)
@@ -298,13 +298,15 @@ class EntryFile:
         disk_queue, pending_write = self.disk_queue, _PendingWrite(array)
         with disk_queue.write_done:
             disk_queue.write_done.wait_for(
-                lambda: fits_window(disk_queue.pending_write_bytes, self.nbytes, WRITE_BEHIND_BYTES)
+                lambda: fits_byte_window(
+                    disk_queue.pending_write_bytes, self.nbytes, WRITE_BEHIND_BYTES
+                )
             )
             disk_queue.pending_write_bytes += self.nbytes
             self._pending_writes[index] = pending_write
         disk_queue.pop_read_ahead(self, index)  # and nobody reads ahead what the file still has
         disk_queue.scratch.pool.submit(self._write_entry, index, pending_write)
-        if is_flag_set(STEPWISE):
+        if is_debug_flag_set(STEPWISE):
             disk_queue.wait_all()
             self._raise_write_error()
 

@@ -155,7 +155,7 @@ def _retrieved_replicas(var: Variable) -> list[int]:
     return [members[0] for members in var._grouping.groups]
 
 
-def replicas_needed(var: Variable) -> list[int]:
+def replicas_to_assemble(var: Variable) -> list[int]:
     """Returns, in order, the replicas whose data `assemble_host_value` needs for a variable."""
     needed: dict[int, None] = {}
     for replica in _retrieved_replicas(var):

@@ -57,10 +57,10 @@ def round_between_ops(x: Any) -> Any:
     For results of half types that are defined by their roundings.
     """
     # In float32, since a reduction to the precision that a type has anyway is taken out.
-    return round_to_dtype_range(x.dtype, upcast_half_types(x)).astype(x.dtype)
+    return round_to_narrow_float(x.dtype, upcast_half_types(x)).astype(x.dtype)
 
 
-def round_to_dtype_range(dtype: Any, wide: Any) -> Any:
+def round_to_narrow_float(dtype: Any, wide: Any) -> Any:
     """Rounds float32 to the values of a narrower float type, subnormals included."""
     info, exponents = jnp.finfo(dtype), jnp.finfo(wide.dtype).nexp
     kept = lax.reduce_precision(wide, exponents, info.nmant)

@@ -33,7 +33,7 @@ from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
 from popxl._schedule.lookahead import FetchedScalars
 from popxl._schedule.schedule import Load, Run, Schedule, Store, Transfer
 from popxl._schedule.segment import nbytes_of, result_specs
-from popxl._storage.disk_queue import READ_AHEAD_BYTES, WRITE_BEHIND_BYTES, fits_window
+from popxl._storage.disk_queue import READ_AHEAD_BYTES, WRITE_BEHIND_BYTES, fits_byte_window
 from popxl._storage.prefetch import PrefetchMover
 from popxl.plan.device_allocator import DeviceAllocator
 from popxl.plan.events import lookahead_events
@@ -366,7 +366,7 @@ class SimulatedDisk:
     def read(self, entry: SimulatedArray) -> None:
         """Simulates the disk read of an entry; until it is written, it is in host memory."""
         device = self._device
-        while not fits_window(self._read_ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
+        while not fits_byte_window(self._read_ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
             self._can_read_at, nbytes = self._read_ahead.popleft()
             self._read_ahead_bytes -= nbytes
         self._start_writes(max(self.clock, self._can_read_at))
@@ -381,7 +381,7 @@ class SimulatedDisk:
     def write(self, entry: SimulatedArray) -> None:
         """Queues a simulated disk write; the host waits while the queue is full."""
         self._start_writes(self._device.host)
-        while not fits_window(self._pending_bytes, entry.nbytes, WRITE_BEHIND_BYTES):
+        while not fits_byte_window(self._pending_bytes, entry.nbytes, WRITE_BEHIND_BYTES):
             if not self._writing:
                 self._start_writes(self._queued[0].ready)
             self._device.wait_until(self._writing[0][0])

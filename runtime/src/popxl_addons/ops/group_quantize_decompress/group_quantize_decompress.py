@@ -22,7 +22,7 @@ import popxl
 from popxl import TensorSpec
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import round_to_dtype_range, upcast_half_types
+from popxl.ops._numerics import round_to_narrow_float, upcast_half_types
 from popxl.ops.placement import materialize_array
 
 __all__ = [
@@ -145,12 +145,12 @@ def _decompress(
     half, own = scale.dtype == np.float16, dtype.as_jax() if dtype else scale.dtype
 
     def to_dtype(x: Any) -> Any:
-        return round_to_dtype_range(np.float16, x) if half else x
+        return round_to_narrow_float(np.float16, x) if half else x
 
     q = ((packed_words >> shifts) & (2**bits - 1)).astype(np.float32)
     values = to_dtype(to_dtype(q * upcast_half_types(scale)) + upcast_half_types(bias))
     if not half or own != np.float16:
-        values = round_to_dtype_range(own, values)
+        values = round_to_narrow_float(own, values)
     return values.astype(own).reshape(shape)
 
 
