@@ -50,25 +50,25 @@ class QuantizedCache(ArraysView):
     has other files. A damaged file is computed again.
     """
 
-    def __init__(self, tensors: Arrays, known: Mapping[str, str], folder: Path) -> None:
-        """Wrap tensors; those with a digest in `known` are not read if their cache file exists."""
+    def __init__(self, tensors: Arrays, known_digests: Mapping[str, str], folder: Path) -> None:
+        """Wrap tensors; with a known digest and a cache file, a tensor is not read."""
         super().__init__(tensors)
-        self._known, self._folder = known, folder
+        self._known, self._folder = known_digests, folder
         self._write_failed = False
 
     def get_quantized(
-        self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
+        self, names: Sequence[str], key: str, compute: Callable[[Arrays], Sequence[np.ndarray]]
     ) -> Sequence[np.ndarray]:
         """Return the quantized values of tensors, read from the cache or newly computed."""
         read = {name: self[name] for name in names if name not in self._known}
         digests = [self._known[name] if name in self._known else sha256_of_array(read[name])
                    for name in names]  # fmt: skip
-        key = sha256_of_bytes("\n".join((_FORMAT, form, *digests)).encode())
-        path = self._folder / f"{key[:32]}.safetensors"
+        file_key = sha256_of_bytes("\n".join((_FORMAT, key, *digests)).encode())
+        path = self._folder / f"{file_key[:32]}.safetensors"
         cached = _read_cached(path)
         if cached is not None:
             return cached
-        arrays = make(OverlayArrays(read, self))
+        arrays = compute(OverlayArrays(read, self))
         if not self._write_failed:
             self._write(path, arrays)
         return arrays

@@ -110,7 +110,7 @@ class MetricsLogger:
         learning_rate: float,
         tokens: float | None = None,
         samples: Sequence[PredictionSample] = (),
-        **more: float,
+        **extra_metrics: float,
     ) -> None:
         """Log an optimizer step.
 
@@ -120,24 +120,24 @@ class MetricsLogger:
             learning_rate: learning rate of the step.
             tokens: number of its tokens without padding; None: not counted.
             samples: predictions of an evaluation after the step.
-            more: further metrics, such as `grad_norm` or `skipped_steps`.
+            extra_metrics: further metrics, such as `grad_norm` or `skipped_steps`.
         """
         self._throughput.update(step)
         metrics = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         if self._perplexity is not None:
             metrics["perplexity"] = self._perplexity({"loss": (float(loss), 1.0)})
-        metrics |= {name: float(value) for name, value in more.items()}
+        metrics |= {name: float(value) for name, value in extra_metrics.items()}
         metrics |= throughput_metrics(self._throughput, tokens, self._mfu_inputs)
         self._progress.update(metrics)
         self._log(metrics, samples)
 
-    def log_save(self, step: int, facts: StepMetrics) -> None:
+    def log_save(self, step: int, save_metrics: StepMetrics) -> None:
         """Log metrics of a checkpoint save that completed after the last step.
 
         Args:
-            facts: metrics of `CheckpointManager.save_metrics`.
+            save_metrics: metrics of `CheckpointManager.save_metrics`.
         """
-        self._log({"step": step, "time": round(time.time(), 3)} | facts)
+        self._log({"step": step, "time": round(time.time(), 3)} | save_metrics)
 
     def _log(self, metrics: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
         with self._warn_once.warn_on_error(self._folder.metrics_file.name):

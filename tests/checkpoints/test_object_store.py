@@ -85,14 +85,14 @@ def kept_in(run: RunFolder, name: str, step: int) -> Path:
 
 
 def test_the_steps_that_a_run_depends_on(run, address, tmp_path):
-    run.base.mkdir()
+    run.base_folder.mkdir()
     old, both, new = (
         kept_in(run, name * 16, step) for name, step in (("a", 1), ("b", 2), ("c", 3))
     )
     new = new.rename(tmp_path / new.name)
     there = put(run, address)
     shutil.rmtree(old)
-    new.rename(run.base / new.name)
+    new.rename(run.base_folder / new.name)
     put(run, address)
     there.download_newest(tmp_path / "new")
     found = RunFolder(tmp_path / "new").base_folder
@@ -102,11 +102,12 @@ def test_the_steps_that_a_run_depends_on(run, address, tmp_path):
     one = RemoteRun(f"{address}/000002-step-30").download(tmp_path / "one")
     assert one is not None
     check(RunFolder.from_step_folder(one).base_folder / new.name, 3)
-    damage(there._subfolder(run.base), run.base / new.name, "tensors-00001.safetensors")
+    copy = run.base_folder / new.name
+    damage(there._subfolder(run.base_folder), copy, "tensors-00001.safetensors")
     with pytest.raises(CheckpointError, match=rf"base/{new.name} is damaged"):
         there.download_newest(tmp_path / "damaged")
     there.delete()
-    assert there._subfolder(run.base)._list_base_models() == []
+    assert there._subfolder(run.base_folder)._list_base_models() == []
 
 
 class Breaking:

@@ -97,11 +97,11 @@ class AddedProgram:
         variables = {own: state.variables.pop(owner) for own, owner in self._on_device()}
         return ProgramState(variables, entries, state.disk_queue, owns_disk_queue=False)
 
-    def return_state(self, own: ProgramState, state: ProgramState) -> None:
+    def return_state(self, added_state: ProgramState, state: ProgramState) -> None:
         """Moves changed variables back to the session; drops buffer entries that are not shared."""
         for variable, owner in self._on_device():
-            state.variables[owner] = own.variables[variable]
-        for buffer, entries in own.entries.items():
+            state.variables[owner] = added_state.variables[variable]
+        for buffer, entries in added_state.entries.items():
             if buffer not in self._shared:
                 entries.close()
 

@@ -70,12 +70,12 @@ def _write_view(
     return write_region(inputs, jnp.transpose(value, inverse_permutation(permutation)), region)
 
 
-def merge_regions(first: Op, then: Op) -> tuple[OpDef, dict[str, Any]] | None:
+def merge_regions(first: Op, second: Op) -> tuple[OpDef, dict[str, Any]] | None:
     """Composes two strided views into one op, as `OpDef.merge` requires; None if impossible."""
     if merge_regions is not first.defn.merge:
         return None
     region, order = _region_and_permutation(first)
-    outer, permutation = _region_and_permutation(then)
+    outer, permutation = _region_and_permutation(second)
     inner = list(region)
     for axis, (start, count, step) in zip(order, outer, strict=True):
         begin, _, stride = region[axis]
