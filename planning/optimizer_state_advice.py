@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from config.errors import ConfigError
-from planning.placement_search import simulate_trial
+from planning.placement_search import simulate_fastest_trial
 from planning.program_variants import (
     PlacementTrial,
     ProgramVariant,
@@ -43,11 +43,8 @@ def with_state_advice(report: PlanReport, programs: VariantCache) -> PlanReport:
     except ConfigError:
         return report
     variants = programs.variants(other, machine.target)
-    trials = (
-        simulate_trial(variants, other, machine, variant)
-        for variant in set(_candidate_variants(result.best, report))
-    )
-    best = min(trials, key=lambda trial: (not trial.fits, trial.seconds))
+    candidates = set(_candidate_variants(result.best, report))
+    best = simulate_fastest_trial(variants, other, machine, candidates)
     if not best.fits or (report.fits and not best.is_faster_than(result.best, MIN_GAIN)):
         return report
     return replace(report, faster_state=FasterStateAdvice(STATE, best.seconds))

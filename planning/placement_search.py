@@ -7,7 +7,7 @@ It chooses the micro-batches per pass, which layers save or recompute their acti
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import inf
@@ -22,6 +22,7 @@ from planning.hardware.disk_offload import usable_host_bytes
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.program_variants import (
     HIDDEN,
+    MIN_GAIN,
     RECOMPUTE_ALL,
     Build,
     PlacementTrial,
@@ -57,6 +58,7 @@ def plans_placement(config: RunConfig) -> bool:
     return execution.placement == "auto" and not execution.resident_layers
 
 
+@popxl.plan.gc_disabled()
 def search_placement(
     variants: ProgramVariants,
     config: RunConfig,
@@ -91,6 +93,7 @@ def search_placement(
     return PlacementResult(trimmed, [trimmed if trial is best else trial for trial in search.tried])
 
 
+@popxl.plan.gc_disabled()
 def simulate_trial(
     variants: ProgramVariants,
     config: RunConfig,
@@ -104,6 +107,19 @@ def simulate_trial(
     """
     variant = variant or ProgramVariant(_candidate_micro_batches_per_pass(config)[1])
     return PlacementSearch.for_machine(target_machine, variants, config).simulate_variant(variant)
+
+
+@popxl.plan.gc_disabled()
+def simulate_fastest_trial(
+    variants: ProgramVariants,
+    config: RunConfig,
+    target_machine: Machine,
+    candidates: Collection[ProgramVariant],
+) -> PlacementTrial:
+    """Simulate variants of a training program on a machine, and return the fastest trial."""
+    search = PlacementSearch.for_machine(target_machine, variants, config)
+    first, *others = sorted(candidates, key=search.compute_seconds)
+    return search.find_fastest(search.simulate_variant(first), others)
 
 
 def _resolve_auto_options(
@@ -213,12 +229,25 @@ class PlacementSearch:
     def find_fastest(
         self, best: PlacementTrial, variants: Sequence[ProgramVariant]
     ) -> PlacementTrial:
-        """Return the fastest trial of these program variants; `best` if none is faster."""
-        trials = [
-            self.simulate_variant(variant) for variant in variants if self.may_fit_device(variant)
-        ]
-        fastest = min(trials, key=lambda trial: (not trial.fits, trial.seconds), default=best)
+        """Return the fastest trial of these program variants; `best` if none is faster.
+
+        Those that compute least come first; ones that compute as long as the fastest run takes are
+        not simulated.
+        """
+        fastest = best
+        for variant in sorted(variants, key=self.compute_seconds):
+            if fastest.fits and self.compute_seconds(variant) >= (1 - MIN_GAIN) * fastest.seconds:
+                break
+            if self.may_fit_device(variant):
+                trial = self.simulate_variant(variant)
+                fastest = min(fastest, trial, key=lambda t: (not t.fits, t.seconds))
         return fastest if fastest.is_faster_than(best) else best
+
+    def compute_seconds(self, variant: ProgramVariant) -> float:
+        """Return the seconds that a variant computes: a lower bound of its run."""
+        traced = self._program_and_trace(variant)[1]
+        estimate = traced.staged_time_estimate(self._rates, traced.default_prefetch_window)
+        return sum(estimate.compute_seconds)
 
     def simulate_variant(self, variant: ProgramVariant) -> PlacementTrial:
         """Return the cached or newly simulated trial of a variant."""

@@ -41,4 +41,5 @@ from popxl.plan.resources import device_memory as device_memory
 from popxl.plan.resources import scratch_file as scratch_file
 from popxl.plan.timeline import ExposedTime as ExposedTime
 from popxl.plan.timeline import Timeline as Timeline
+from popxl.plan.timeline import gc_disabled as gc_disabled
 from popxl.plan.timeline import timeline as timeline

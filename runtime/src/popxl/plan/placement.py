@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 MARGIN = 0.05  # fraction of the memory kept free: gaps grow from run to run (`Timeline.extent`)
-_STEP = 1 / 64  # fraction of the free memory that is placed at a time
+_STEP = 1 / 32  # fraction of the free memory that is placed at a time
 _ROUND = 4  # choices until all groups are evaluated again
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
 _HOT = 8  # transfers per run of entries that many layers read
 _SMALL = 2**20  # bytes
-_LONG = 10_000  # segments of a run that takes long to simulate
+_LONG = 1000  # segments of a run that takes long to simulate
 _ITERATIONS = 8  # iterations per loop for an estimate of its memory
 _EASE = 0.01  # seconds that one second less of transfers is worth, hidden or not
 

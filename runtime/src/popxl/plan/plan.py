@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from popxl._analysis.effects import program_effects
@@ -38,6 +38,7 @@ class TracedProgram:
     schedule: Schedule
     segment_costs: Mapping[Segment, SegmentCost]
     temporaries: Callable[[Segment], int]
+    _estimates: list[StagedTimeEstimate] = field(init=False, repr=False, default_factory=list)
 
     def permanent_storage(self) -> Storage:
         """Returns the bytes that the program stores permanently (see `storage_of`)."""
@@ -75,7 +76,14 @@ class TracedProgram:
 
     def staged_time_estimate(self, rates: Rates, window: int) -> StagedTimeEstimate:
         """Returns a stage-wise time estimate of a run with all buffer entries in host memory."""
-        return StagedTimeEstimate.from_schedule(self.schedule, self.segment_costs, rates, window)
+        for known in self._estimates:
+            if known.rates == rates:
+                return known.copy(window)
+        estimate = StagedTimeEstimate.from_schedule(
+            self.schedule, self.segment_costs, rates, window
+        )
+        self._estimates.append(estimate)
+        return estimate.copy(window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
         """Simulates a run on one device and returns its timeline.

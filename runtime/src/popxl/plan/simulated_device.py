@@ -24,10 +24,9 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
 from popxl._schedule.lookahead import FetchedScalars
@@ -51,8 +50,7 @@ STREAMS = 4
 Stream = Literal["compute", "copies in", "copies out", "disk", "host"]
 
 
-@dataclass(frozen=True)
-class StreamActivity:
+class StreamActivity(NamedTuple):
     """An activity on one of the simulated device's streams, from `start` to `end` (seconds).
 
     Attributes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from popxl._schedule.schedule import Load, Run, Schedule
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from popxl.plan.segment_cost import SegmentCost
     from popxl.remote_buffer import RemoteBuffer
 
-_STAGES = 1000  # about so many at most
+_STAGES = 500  # about so many at most
 
 Entry = tuple["RemoteBuffer", int]
 
@@ -88,6 +88,18 @@ class StagedTimeEstimate:
         )
         time_estimate.move_entries(stages.transfers, 1)
         return time_estimate
+
+    def copy(self, window: int) -> StagedTimeEstimate:
+        """Returns a copy, whose entries move on their own, with another prefetch window."""
+        return replace(
+            self,
+            window=window,
+            loads=list(self.loads),
+            stores=list(self.stores),
+            load_seconds=list(self.load_seconds),
+            store_seconds=list(self.store_seconds),
+            dispatch_seconds=list(self.dispatch_seconds),
+        )
 
     def move_entries(self, entries: Iterable[Entry], sign: int) -> None:
         """Moves remote-buffer entries to host memory (`sign` 1) or to the device (`sign` -1)."""
