@@ -96,13 +96,13 @@ class BaseModelRef:
 
 
 def keep_base_steps(
-    run: RunFolder, bases: Iterable[BaseModelRef], start: SavedCheckpoint | None
+    run: RunFolder, bases: Iterable[BaseModelRef], initial_checkpoint: SavedCheckpoint | None
 ) -> set[Path]:
     """Copy those base models that are checkpoints of other runs into the run folder; collective.
 
     Args:
         bases: references; those that are not steps or cannot be found are skipped.
-        start: the step that the run starts from, whose files are open.
+        initial_checkpoint: the step that the run starts from, whose files are open.
 
     Returns:
         The folders in `run.base_folder` that the run depends on.
@@ -113,7 +113,7 @@ def keep_base_steps(
     kept_folders: set[Path] = set()
     for base in bases:
         reference: BaseModelRef | None = base
-        near_step = start
+        near_step = initial_checkpoint
         while reference is not None and reference.step is not None:
             near_step = _find_step(reference, near_step)
             if near_step is None:

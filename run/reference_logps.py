@@ -12,7 +12,7 @@ import numpy as np
 from data.preference_samples import NUM_LOSS_TOKENS, REF_LOGPS, SamplesWithRefLogps
 from data.samples import Samples
 from run.frozen_outputs import OutputKind, as_rows
-from run.start_model import StartModel
+from run.initial_model import InitialModel
 
 PAIR_LOGPS = np.dtype([(REF_LOGPS, "<f4", (2,))])
 """Row of a cache file: the log-probabilities of a pair's answers."""
@@ -22,17 +22,17 @@ PAIR_LOGPS = np.dtype([(REF_LOGPS, "<f4", (2,))])
 class ReferenceLogps:
     """Log-probabilities of preference pairs by the model that a run starts from."""
 
-    reference: StartModel
+    reference: InitialModel
 
     @property
-    def start_models(self) -> tuple[StartModel, ...]:
+    def initial_models(self) -> tuple[InitialModel, ...]:
         """The frozen models that are used."""
         return (self.reference,)
 
     def remove_drafts(self) -> None:
         """Delete unfinished cache files that no process is writing."""
-        for start_model in self.start_models:
-            start_model.remove_drafts()
+        for initial_model in self.initial_models:
+            initial_model.remove_drafts()
 
     def add_to(self, samples: Samples) -> SamplesWithRefLogps:
         """Add the reference model's log-probabilities, cached or computed, to samples; collective.

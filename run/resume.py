@@ -155,7 +155,7 @@ def _is_within(load: str | None, save: str) -> bool:
     return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
 
 
-def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str, Any]:
+def base_model_metadata(initial_state: InitialState, weight_map: WeightMap) -> dict[str, Any]:
     """Return checkpoint metadata on the base model's weights, on process 0; collective.
 
     Called when the weights have been read.
@@ -165,7 +165,7 @@ def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str,
     """
     if not weight_map.frozen_names:
         return {}
-    base, tensors = start.base, start.digest_checked
+    base, tensors = initial_state.base, initial_state.digest_checked
     assert base is not None, "who starts to train knows where its weights are"
     assert tensors is not None, "see `resolve_initial_state`"
     if base.sha256:

@@ -14,7 +14,7 @@ from data.rollout_samples import OLD_LOGPS, REF_LOGPS, RolloutSamples
 from data.samples import Samples
 from data.token_outputs import SamplesWithTokenOutputs, TokenRows
 from run.frozen_outputs import token_logps_kind
-from run.start_model import StartModel
+from run.initial_model import InitialModel
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ class RolloutLogps:
         temperature: at which the rollouts were sampled.
     """
 
-    policy: StartModel
-    reference: StartModel | None
+    policy: InitialModel
+    reference: InitialModel | None
     temperature: float
 
     @property
-    def start_models(self) -> tuple[StartModel, ...]:
+    def initial_models(self) -> tuple[InitialModel, ...]:
         """The frozen models that are used."""
         return (self.policy, *([] if self.reference is None else [self.reference]))
 
     def remove_drafts(self) -> None:
         """Delete unfinished cache files that no process is writing."""
-        for start_model in self.start_models:
-            start_model.remove_drafts()
+        for initial_model in self.initial_models:
+            initial_model.remove_drafts()
 
     def add_to(self, samples: Samples) -> SamplesWithTokenOutputs:
         """Add the log-probabilities, known, cached or computed, to samples; collective.
@@ -57,6 +57,6 @@ class RolloutLogps:
             samples = samples.with_kl(old.rows(order)[OLD_LOGPS] - ref.rows(order)[REF_LOGPS])
         return SamplesWithTokenOutputs(SamplesWithTokenOutputs(samples, old), ref)
 
-    def _logps(self, model: StartModel, samples: RolloutSamples, name: str) -> TokenRows:
+    def _logps(self, model: InitialModel, samples: RolloutSamples, name: str) -> TokenRows:
         kind = token_logps_kind(name, self.temperature)
         return model.model.outputs(samples.token_samples, kind)

@@ -41,6 +41,8 @@ from run.checkpoint_mirror import CheckpointMirror, open_mirror
 from run.evaluation.evaluator import Evaluator, resolve_metrics
 from run.frozen_outputs import OutputsSource
 from run.hf_export import export_model
+from run.initial_model import InitialModel
+from run.initial_model_logps import initial_model_logps_for_run
 from run.initial_state import InitialState
 from run.learning_rate import LRSchedule, check_steps_divisible, lr_change_message, resolve_epochs
 from run.model_card import RunRecords
@@ -53,8 +55,6 @@ from run.records.prometheus_page import PrometheusPage
 from run.records.throughput import mfu_inputs
 from run.resume import base_model_metadata, resolve_initial_state
 from run.skipped_steps import SkippedSteps
-from run.start_logps import start_logps_for_run
-from run.start_model import StartModel
 from run.startup_warnings import data_warnings, length_warnings, trained_weights_summary
 from run.stop_signal import StopSignal
 from run.teacher import Teacher, held_head
@@ -179,14 +179,14 @@ def _set_up_and_train(
             _end_completed_run(config, options, start, folder, data_cache)
             return None
     run_folder = RunFolder(Path(config.checkpoint.save or folder.path))
-    start_logps = start_logps_for_run(config, start, run_folder)
-    start_models = () if start_logps is None else start_logps.start_models
-    frozen = start_logps or Teacher.for_run(config, run_folder, data, _previous_run(start))
+    initial_model_logps = initial_model_logps_for_run(config, start, run_folder)
+    initial_models = () if initial_model_logps is None else initial_model_logps.initial_models
+    frozen = initial_model_logps or Teacher.for_run(config, run_folder, data, _previous_run(start))
     if frozen is not None:
         loader = Loader.from_config(config, frozen.add_to(samples))
         _restore_data_and_steps(data.config, options, loader, start)
-    base_folders = _keep_base_models(config, start, start_models, run_folder)
-    _warn_unmirrored_bases(config, start, start_models)
+    base_folders = _keep_base_models(config, start, initial_models, run_folder)
+    _warn_unmirrored_bases(config, start, initial_models)
     print_profile_plan(config, options, start.step)
     model = _compile_model(config, frozen)
     evaluates = config.eval.steps is not None
@@ -198,14 +198,14 @@ def _set_up_and_train(
         loaded, _ = start.load_with_fallback(partial(_enter_session, stack, model))
         if loaded is not start:
             start = loaded
-            base_folders = _keep_base_models(config, start, start_models, run_folder)
+            base_folders = _keep_base_models(config, start, initial_models, run_folder)
         config = _restore_data_and_steps(data.config, options, loader, start)
         say(f"starting from {start.source}")
         _print_lr_change(config, start)
         save = config.checkpoint.save is not None
         base = base_model_metadata(start, family.weight_map(config)) if save else {}
-        for start_model in start_models:
-            base |= start_model.to_metadata()
+        for initial_model in initial_models:
+            base |= initial_model.to_metadata()
         best = BestCheckpoint(config, start.best, base)
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
         checkpoints = CheckpointManager(
@@ -234,30 +234,33 @@ def _previous_run(start: InitialState) -> RunFolder | None:
 
 
 def _keep_base_models(
-    config: RunConfig, start: InitialState, start_models: Sequence[StartModel], folder: RunFolder
+    config: RunConfig,
+    start: InitialState,
+    initial_models: Sequence[InitialModel],
+    folder: RunFolder,
 ) -> set[Path]:
     """Copy the base models to which the run's checkpoints refer into the run folder."""
     if config.checkpoint.save is None:
         return set()
-    return keep_base_steps(folder, _base_models(config, start, start_models), start.checkpoint)
+    return keep_base_steps(folder, _base_models(config, start, initial_models), start.checkpoint)
 
 
 def _base_models(
-    config: RunConfig, start: InitialState, start_models: Sequence[StartModel]
+    config: RunConfig, start: InitialState, initial_models: Sequence[InitialModel]
 ) -> list[BaseModelRef]:
     """Return references to the base models whose weights the run's checkpoints do not contain."""
     frozen = start.base if get_family(config).weight_map(config).frozen_names else None
-    bases = (frozen, *(model.origin for model in start_models))
+    bases = (frozen, *(model.origin for model in initial_models))
     return [base for base in bases if base is not None]
 
 
 def _warn_unmirrored_bases(
-    config: RunConfig, start: InitialState, start_models: Sequence[StartModel]
+    config: RunConfig, start: InitialState, initial_models: Sequence[InitialModel]
 ) -> None:
     """Print base models that are neither in the run's mirror nor on the hub."""
     if config.checkpoint.mirror is None:
         return
-    for base in _base_models(config, start, start_models):
+    for base in _base_models(config, start, initial_models):
         if base.step is None and os.path.isabs(base.name):
             say(f"the mirror does not copy {format_path(base.name)}, whose weights stay frozen: "
                 "another machine needs that folder, and --checkpoint.base_model DIR where it has "

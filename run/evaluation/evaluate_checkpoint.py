@@ -17,8 +17,8 @@ from files.run_folder import RunFolder
 from modelling.model_family import get_family
 from run.evaluation.eval_result import EvalResult
 from run.evaluation.evaluator import Evaluator
+from run.initial_model_logps import initial_model_logps_from_checkpoint
 from run.initial_state import load_inference_weights
-from run.start_logps import start_logps_from_checkpoint
 from run.startup_warnings import length_warnings
 from run.teacher import Teacher
 from terminal.screen import is_first_process, say
@@ -48,11 +48,11 @@ def evaluate_checkpoint(
     if config.training.row_type == "labeled":  # the head has a row for each class
         config = Pipeline(config, get_family(config).sample_format, data_cache).config
     start = load_inference_weights(config)
-    start_logps = start_logps_from_checkpoint(config, start)
+    initial_model_logps = initial_model_logps_from_checkpoint(config, start)
     data_cache = data_cache or DataCache()
     data = Pipeline(config, get_family(config).sample_format, data_cache)
     run = None if start.checkpoint is None else RunFolder.from_step_folder(start.checkpoint.path)
-    frozen = start_logps or Teacher.for_run(config, run or folder, data)
+    frozen = initial_model_logps or Teacher.for_run(config, run or folder, data)
     evaluator = Evaluator(config, None, data_cache, frozen)
     begin = time.perf_counter()
     start, result = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))

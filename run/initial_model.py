@@ -37,7 +37,7 @@ ORIGIN, ORIGIN_STEP = "reference_origin", "reference_step"
 
 
 @dataclass(frozen=True)
-class StartModel:
+class InitialModel:
     """Frozen model that a run starts from.
 
     Attributes:
@@ -60,28 +60,31 @@ class StartModel:
 
     @classmethod
     def for_run(
-        cls, config: RunConfig, start: InitialState, folder: RunFolder, role: str
-    ) -> StartModel:
+        cls, config: RunConfig, initial_state: InitialState, folder: RunFolder, role: str
+    ) -> InitialModel:
         """Return the model that a training run started from, also if it resumes."""
         location = Path(config.training.reference_cache or folder.reference_folder)
-        if start.step and start.checkpoint is not None and role in start.checkpoint.metadata:
-            saved = cls._from_metadata(config, start.checkpoint, location, role)
+        checkpoint = initial_state.checkpoint
+        if initial_state.step and checkpoint is not None and role in checkpoint.metadata:
+            saved = cls._from_metadata(config, checkpoint, location, role)
             return replace(
                 saved,
-                previous_folder=RunFolder.from_step_folder(start.checkpoint.path).reference_folder,
+                previous_folder=RunFolder.from_step_folder(checkpoint.path).reference_folder,
             )
-        sha256 = _weights_sha256(config, start.digest_checked, role)
-        origin = _origin_of_start(start)
-        return cls(role, config, location, sha256, origin, lambda: start.tensors)
+        sha256 = _weights_sha256(config, initial_state.digest_checked, role)
+        origin = _origin_of_initial_state(initial_state)
+        return cls(role, config, location, sha256, origin, lambda: initial_state.tensors)
 
     @classmethod
-    def from_checkpoint(cls, config: RunConfig, start: InitialState, role: str) -> StartModel:
+    def from_checkpoint(
+        cls, config: RunConfig, initial_state: InitialState, role: str
+    ) -> InitialModel:
         """Return the model that the run in `checkpoint.load` started from.
 
         Raises:
             UserError: `checkpoint.load` is no run that says it.
         """
-        checkpoint = start.checkpoint
+        checkpoint = initial_state.checkpoint
         if checkpoint is None or role not in checkpoint.metadata:
             raise UserError(
                 f"{config.training.objective} compares with a reference, which only a run of "
@@ -94,7 +97,7 @@ class StartModel:
     @classmethod
     def _from_metadata(
         cls, config: RunConfig, checkpoint: SavedCheckpoint, folder: Path, role: str
-    ) -> StartModel:
+    ) -> InitialModel:
         metadata = metadata_of(checkpoint)
         sha256 = metadata.get_text(role)
         step = metadata.get_text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None
@@ -136,11 +139,13 @@ def _weights_sha256(config: RunConfig, tensors: DigestCheckedTensors | None, rol
     return json_sha256(dict(tensors.digests(weight.name for weight in weight_map.weights)))
 
 
-def _origin_of_start(start: InitialState) -> BaseModelRef | None:
+def _origin_of_initial_state(initial_state: InitialState) -> BaseModelRef | None:
     """Return the reference to the model whose weights a new run starts from."""
-    if start.checkpoint is not None:
-        return BaseModelRef.from_location(start.checkpoint.path, start.checkpoint.sha256)
-    return start.base
+    if initial_state.checkpoint is not None:
+        return BaseModelRef.from_location(
+            initial_state.checkpoint.path, initial_state.checkpoint.sha256
+        )
+    return initial_state.base
 
 
 def _weights_at_origin(
