@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from data.data_cache import DataCache
     from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
-    from planning.requirements import generation_requirements
+    from planning.requirements import evaluation_requirements
     from run.evaluation.evaluate_checkpoint import evaluate_checkpoint
 
     given, data_cache = line.options, DataCache()
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         machine=plan_machine(line),
         data_cache=data_cache,
     )
-    if not show_plan(line, generation_requirements):
+    if not show_plan(line, evaluation_requirements):
         with explain_resource_errors(line.preset, line.config):
             summary = evaluate_checkpoint(line.config, line.preset, given.out, data_cache).summary()
         if is_first_process():

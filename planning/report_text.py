@@ -16,6 +16,7 @@ takes longest; waits: when a simulated run computes nothing, waiting for transfe
 _INPUTS = "inputs: the step's batch, from the data's streams into buffers in host memory."
 _REST = {
     "finetuning": f"{REST}: buffers set to zero, the gradients' norm, the loops over layers.",
+    "evaluation": f"{REST}: the loops over layers.",
     "inference": f"{REST}: masks, the choice of each token, the loops over tokens and layers.",
 }
 
@@ -66,6 +67,13 @@ def _total_lines(report: PlanReport) -> list[str]:
             "activations and inputs",
             f"host memory  {format_bytes(plan.host)} of them; "
             f"{format_bytes(report.bytes_per_host)} a host",
+            *_disk_lines(report),
+        ]
+    elif requirements.kind == "evaluation":
+        lines += [
+            f"batch        {requirements.samples} = {e.micro_batch_size} micro × "
+            f"{c.gradient_accumulation} micro-batches × {e.data_parallel} dp",
+            f"weights      {format_bytes(requirements.state)}, loaded layer by layer",
             *_disk_lines(report),
         ]
     else:

@@ -11,6 +11,8 @@ from config.sections import RunConfig
 from modelling.generation import build_resident_program, build_streamed_program
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
+from modelling.objectives import Objective
+from modelling.phases.evaluation import build_loss_program, evaluated_weight_map, loss_config
 from modelling.weights import WeightMap
 from modelling.weights.weight_mapping import is_adapter, is_quantizable
 from planning.hardware.disk_offload import offload_to_disk
@@ -24,7 +26,7 @@ class Requirements:
     """Memory, transfers and FLOPs of a traced program, with the sizes of its model.
 
     Attributes:
-        kind: "finetuning" or "inference".
+        kind: "finetuning", "inference", "evaluation" of losses, or the pass of a "teacher".
         traced: the traced program, for its timeline.
         parameters: number of parameters of the model.
         state: bytes of weights, and in training of gradients, moments and master weights, once.
@@ -142,6 +144,43 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
         batches * execution.micro_batch_size,
         batches * math.prod(program.tokens.shape),
         streamed=streamed,
+    )
+
+
+def evaluation_requirements(config: RunConfig, target: str = "cpu") -> Requirements:
+    """Return the requirements of generation, or of losses if the model writes no text."""
+    if config.training.head == "lm":
+        return generation_requirements(config, target)
+    return loss_requirements("evaluation", loss_config(config), target)
+
+
+def loss_requirements(
+    kind: str, config: RunConfig, target: str, objective: Objective | None = None
+) -> Requirements:
+    """Return the requirements of computing losses over a batch.
+
+    Args:
+        kind: see `Requirements`.
+        config: see `modelling.phases.evaluation.loss_config`.
+        objective: what is computed in place of the config's objective; None: that.
+    """
+    family = get_family(config)
+    weight_map = evaluated_weight_map(family.weight_map(config), objective)
+    on_target = with_target_device(config, target)
+    program = build_loss_program(on_target, family.build_phases, weight_map, objective)
+    traced, samples = (
+        popxl.plan.trace_program(program.ir, target),
+        config.training.global_batch_size,
+    )
+    return Requirements(
+        kind,
+        config,
+        traced,
+        traced.plan(),
+        _parameter_count(weight_map),
+        _weight_bytes(config, weight_map),
+        samples,
+        samples * tokens_per_sample(config),
     )
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
-import popxl
 from config.sections import RunConfig
 from files.formatting import format_bytes, format_path
-from modelling.model_family import get_family
-from modelling.phases.evaluation import build_loss_program, evaluated_weight_map, loss_config
+from modelling.phases.evaluation import loss_config
 from planning.hardware.machines import Machine
 from planning.program_variants import with_target_device
 from planning.report import PlanReport, make_report
-from planning.requirements import Requirements, tokens_per_sample, weight_bytes
+from planning.requirements import loss_requirements
 from planning.teacher_config import teacher_config, teacher_outputs
 
 
@@ -25,23 +21,9 @@ def plan_teacher_pass(config: RunConfig, machine: Machine) -> PlanReport | None:
     if config.training.teacher is None:
         return None
     of_teacher = loss_config(teacher_config(with_target_device(config, machine.target))[0])
-    family, training = get_family(of_teacher), config.training
     objective = teacher_outputs(config, of_teacher)[0]
-    weight_map = evaluated_weight_map(family.weight_map(of_teacher), objective)
-    program = build_loss_program(of_teacher, family.build_phases, weight_map, objective)
-    traced = popxl.plan.trace_program(program.ir, machine.target)
-    samples = of_teacher.training.global_batch_size
-    requirements = Requirements(
-        "teacher",
-        of_teacher,
-        traced,
-        traced.plan(),
-        sum(math.prod(weight.shape) for weight in weight_map.weights),
-        weight_bytes(of_teacher),
-        samples,
-        samples * tokens_per_sample(of_teacher),
-    )
-    return make_report(str(training.teacher), requirements, machine)
+    requirements = loss_requirements("teacher", of_teacher, machine.target, objective)
+    return make_report(str(config.training.teacher), requirements, machine)
 
 
 def format_teacher_pass(report: PlanReport, config: RunConfig) -> str:

@@ -146,6 +146,10 @@ def test_what_a_classifier_is_not_for_is_refused(
         error = capsys.readouterr().err
         assert told in error
         assert "Traceback" not in error
+    assert run_validation.main([*load, "--dataset", "sample", "--plan"]) == 0
+    plan = capsys.readouterr().out
+    assert plan.startswith("evaluation of ")  # not of generation
+    assert "layer by layer" in plan
 
 
 @pytest.mark.parametrize("preset", ["gptj_tiny", slow("tiny")])
