@@ -73,7 +73,7 @@ def find_label_column(row: Row, target: TextTemplate | None) -> str:
     return names[0]
 
 
-def holds_list(row: Row, column: str) -> bool:
+def is_list_column(row: Row, column: str) -> bool:
     """True if a row's label is a list of classes."""
     return isinstance(row.get(column), list | tuple)
 

@@ -246,13 +246,13 @@ class RolloutSamples:
         return sample_lengths(self.token_samples)
 
     @cached_property
-    def old_logps(self) -> KnownTokenRows | None:
+    def old_logps(self) -> InMemoryTokenOutputs | None:
         """Log-probabilities of the loss tokens as the rows say them; None: they do not."""
         if not self.rollouts or self.rollouts[0].old_logps is None:
             return None
         logps = [r.old_logps for r in self.rollouts if r.old_logps is not None]
         values = np.concatenate([np.zeros(0, np.float32), *(logps[i] for i in self._in_order)])
-        return KnownTokenRows(values.view(_LOGP), self.tokens_per_sample)
+        return InMemoryTokenOutputs(values.view(_LOGP), self.tokens_per_sample)
 
     def with_kl(self, kl_of_tokens: np.ndarray) -> RolloutSamples:
         """Copy with RLOO's advantages, whose rewards have a penalty: beta times a KL divergence.
@@ -296,8 +296,8 @@ class RolloutSamples:
 
 
 @dataclass(frozen=True)
-class KnownTokenRows:
-    """Values of all samples' loss tokens in memory; see `data.token_outputs.TokenRows`.
+class InMemoryTokenOutputs:
+    """Values of all samples' loss tokens, in memory.
 
     Attributes:
         values: of all samples, one after the other.

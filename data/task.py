@@ -34,7 +34,7 @@ from data.labeled_rows import (
     LABELED,
     collect_classes,
     find_label_column,
-    holds_list,
+    is_list_column,
     labeled_text_template,
     read_label,
 )
@@ -200,7 +200,7 @@ class Task:
             return False
         location, row = self._first_row
         try:
-            return holds_list(row, find_label_column(row, self.target))
+            return is_list_column(row, find_label_column(row, self.target))
         except ColumnError as error:
             raise DataError(f"{location}: {error}") from None
 

@@ -19,7 +19,7 @@ TEACHER_STATES = "teacher_states"
 _BATCH = 64  # samples whose loss tokens are counted at a time
 
 
-class TokenRows(Protocol):
+class FrozenTokenOutputs(Protocol):
     """Interface of a frozen model's outputs: a row for each loss token of each sample."""
 
     def rows(self, samples: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ class SamplesWithTokenOutputs(ExtendedSamples):
         outputs: rows of their loss tokens; the dtype's fields are the names of a batch's arrays.
     """
 
-    outputs: TokenRows
+    outputs: FrozenTokenOutputs
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order: arrays by name.

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.rollout_samples import OLD_LOGPS, REF_LOGPS, RolloutSamples
 from data.samples import Samples
-from data.token_outputs import SamplesWithTokenOutputs, TokenRows
+from data.token_outputs import FrozenTokenOutputs, SamplesWithTokenOutputs
 from run.frozen_outputs import token_logps_kind
 from run.initial_model import InitialModel
 
@@ -57,6 +57,6 @@ class RolloutLogps:
             samples = samples.with_kl(old.rows(order)[OLD_LOGPS] - ref.rows(order)[REF_LOGPS])
         return SamplesWithTokenOutputs(SamplesWithTokenOutputs(samples, old), ref)
 
-    def _logps(self, model: InitialModel, samples: RolloutSamples, name: str) -> TokenRows:
+    def _logps(self, model: InitialModel, samples: RolloutSamples, name: str) -> FrozenTokenOutputs:
         kind = token_logps_kind(name, self.temperature)
         return model.model.outputs(samples.token_samples, kind)

@@ -66,7 +66,7 @@ class LivenessModel:
         """
         if lowering_of(node.name) == "free" or (self._gpu and self._gpu.is_free_transpose(node)):
             return next(iter(node.inputs), None)
-        if self.scatters_in_place(node):
+        if self.can_scatter_in_place(node):
             return node.atoms[0]
         if node.name not in ("convert_element_type", "mul"):
             return None
@@ -77,7 +77,7 @@ class LivenessModel:
         """Returns the value whose memory `value` shares; `value` itself if it has its own."""
         return self._names.get(value, value)
 
-    def scatters_in_place(self, node: PrimitiveNode) -> bool:
+    def can_scatter_in_place(self, node: PrimitiveNode) -> bool:
         """True if a scatter primitive can reuse its operand's memory, which nothing else needs."""
         if node.name not in SCATTERS or not isinstance(node.atoms[0], PrimitiveValue):
             return False

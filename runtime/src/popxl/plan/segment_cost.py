@@ -169,7 +169,7 @@ class CostCounter:
 
         A scatter writes only its rows, unless the array is still needed and XLA copies it.
         """
-        if liveness.scatters_in_place(node):
+        if liveness.can_scatter_in_place(node):
             return 3 * nbytes(node.atoms[2].aval) + nbytes(node.atoms[1].aval)
         extra, added = liveness.workspace_bytes(node), liveness.fused_add(node)
         outputs = node.outputs if added is None else added.outputs
