@@ -33,6 +33,13 @@ from sessions.loss_evaluation import LossSession
 from tests import small_runs
 from tests.full_disk import full_disk
 from tests.modelling.preferences import t5_logps
+from tests.run.frozen_model_runs import (
+    check_equal,
+    evaluated_each_second_step,
+    train_on,
+    weights_of,
+    write_20_rows,
+)
 from tests.slow import slow
 from tests.small_runs import (
     GPTJ,
@@ -43,7 +50,6 @@ from tests.small_runs import (
     random_model,
 )
 
-WORDS = ("lamp", "clock", "book", "carpet", "mirror", "painting", "chair", "box", "bag", "coat")
 DPO = ("--training.objective", "dpo", "--dropout_prob", "0", "--training.beta", "0.5")
 
 
@@ -60,24 +66,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """20 pairs."""
     file = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-    file.write_text("".join(
-        json.dumps({"prompt": f"{name} took", "chosen": f"the {word}", "rejected": f"a {word}"})
-        + "\n" for name in ("Anna", "Ben") for word in WORDS
-    ))  # fmt: skip
-    return file
+    return write_20_rows(file, chosen="the {}", rejected="a {}")
 
 
 def train(folder: Path, base: Path, rows: Path, *arguments: str) -> int:
-    data = ("--data.train", str(rows), "--data.validation", str(rows), "--load", str(base))
-    return small_runs.train(folder, *TRAINING, *DPO, *data, *arguments)
+    return train_on(folder, rows, base, *DPO, *arguments)
 
 
 @pytest.fixture(scope="module")
 def run(base: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, evaluated at each second one."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    best = ("--eval.steps", "2", "--checkpoint.keep_best", "rewards/margins")
-    assert train(folder, base, rows, "--steps", "4", *best) == 0
+    assert train(folder, base, rows, *evaluated_each_second_step("rewards/margins")) == 0
     return folder
 
 
@@ -98,16 +98,6 @@ def samples(run: Path, rows: Path) -> Samples:
     config = T5Config.from_dict(yaml.safe_load((run / "config.yml").read_text()))
     data = Pipeline(config, SEQ2SEQ)
     return data.make_samples(data.read_tokenized_corpus("train"))
-
-
-def weights_of(folder: Path) -> dict[str, Any]:
-    return dict(load_checkpoint(folder).tensors)
-
-
-def check_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
 def check_close(one: dict[str, Any], other: dict[str, Any]) -> None:

@@ -8,18 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import run_export
 import run_validation
-from checkpoints import load_checkpoint
 from data.samples import Samples
 from run.records.metrics_jsonl import read_metrics
 from sessions.loss_evaluation import LossSession
 from tests import small_runs
+from tests.run.frozen_model_runs import (
+    check_equal,
+    evaluated_each_second_step,
+    train_on,
+    weights_of,
+    write_rows,
+)
 from tests.slow import slow
-from tests.small_runs import TRAINING, random_model
+from tests.small_runs import random_model
 
 pytestmark = pytest.mark.usefixtures("few")
 
@@ -37,36 +42,25 @@ def row(index: int) -> dict[str, Any]:
     return {"prompt": f"{name} took", "completion": "a", "reward": index % 3}
 
 
-def write_rows(file: Path, **values: Any) -> Path:
-    file.write_text("".join(json.dumps(row(i) | values) + "\n" for i in range(24)))
-    return file
+def write_rollouts(file: Path, **values: Any) -> Path:
+    return write_rows(file, (row(i) | values for i in range(24)))
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rows(tmp_path_factory.mktemp("data") / "rollouts.jsonl")
+    return write_rollouts(tmp_path_factory.mktemp("data") / "rollouts.jsonl")
 
 
 def train(folder: Path, base: Path, rows: Path, *arguments: str) -> int:
-    data = ("--data.train", str(rows), "--data.validation", str(rows), "--load", str(base))
-    return small_runs.train(folder, *TRAINING, *ROLLOUTS, *data, *arguments)
+    return train_on(folder, rows, base, *ROLLOUTS, *arguments)
 
 
 @pytest.fixture(scope="module")
 def run(base: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, evaluated at each second one."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    best = ("--eval.steps", "2", "--checkpoint.keep_best", "loss")
-    assert train(folder, base, rows, "--steps", "4", *best) == 0
+    assert train(folder, base, rows, *evaluated_each_second_step("loss")) == 0
     return folder
-
-
-def check_equal(one: Path, other: Path) -> None:
-    """The last weights of two runs are the same, bit for bit."""
-    weights, others = (dict(load_checkpoint(folder).tensors) for folder in (one, other))
-    assert weights.keys() == others.keys()
-    for name, array in weights.items():
-        np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
@@ -97,7 +91,7 @@ def test_a_run_that_was_stopped_resumes_against_the_same(
     assert train(tmp_path / "run", base, rows, "--steps", "2", *adapter) == 0
     shutil.rmtree(tmp_path / "run" / "reference")
     assert train(tmp_path / "run", base, rows, "--steps", "4", *adapter) == 0
-    check_equal(tmp_path / "run", whole)
+    check_equal(weights_of(tmp_path / "run"), weights_of(whole))
 
 
 def test_a_pass_that_is_killed_is_resumed(run, base, rows, tmp_path, monkeypatch) -> None:
@@ -111,7 +105,7 @@ def test_a_pass_that_is_killed_is_resumed(run, base, rows, tmp_path, monkeypatch
         patch.setattr(LossSession, "loss_stats", killed)
         assert train(tmp_path / "run", base, rows, "--steps", "4") == 130
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
-    check_equal(tmp_path / "run", run)
+    check_equal(weights_of(tmp_path / "run"), weights_of(run))
 
 
 @pytest.mark.slow
@@ -135,7 +129,7 @@ def test_trained_adapters_wrote_the_rollouts_of_the_next_run(base, rows, tmp_pat
 
 def test_log_probabilities_of_rows_are_taken(base, rows, tmp_path) -> None:
     """Far from the policy, so that ratios are clipped; RLOO's reference is computed."""
-    told = write_rows(tmp_path / "told.jsonl", logprobs=[-50.0, -50.0])
+    told = write_rollouts(tmp_path / "told.jsonl", logprobs=[-50.0, -50.0])
     assert train(tmp_path / "run", base, told, "--steps", "1", "--training.objective", "rloo") == 0
     (first,) = metrics_of(tmp_path / "run")
     assert 0 < first["clip_ratio/high_mean"] < 1

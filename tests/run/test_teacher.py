@@ -23,11 +23,17 @@ from run.frozen_outputs import FrozenModel
 from run.records.metrics_jsonl import read_metrics
 from sessions.loss_evaluation import LossSession
 from tests import small_runs
-from tests.small_runs import BATCH, GPTJ, MODEL, RATE, TRAINING, finetuning, random_model
+from tests.run.frozen_model_runs import (
+    check_equal,
+    evaluated_each_second_step,
+    train_on,
+    weights_of,
+    write_20_rows,
+)
+from tests.small_runs import BATCH, GPTJ, MODEL, RATE, finetuning, random_model
 
 pytestmark = pytest.mark.usefixtures("few")
 
-WORDS = ("lamp", "clock", "book", "carpet", "mirror", "painting", "chair", "box", "bag", "coat")
 TEACHER = ("--config", "tiny", "--layers", "2", "--hidden_size", "64", "--d_ff", "64",
            "--heads", "2", "--d_kv", "32")  # fmt: skip
 
@@ -41,38 +47,21 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """20 prompts with answers."""
-    file = tmp_path_factory.mktemp("data") / "rows.jsonl"
-    file.write_text("".join(
-        json.dumps({"prompt": f"{name} took", "completion": f"the {word}"}) + "\n"
-        for name in ("Anna", "Ben") for word in WORDS
-    ))  # fmt: skip
-    return file
+    return write_20_rows(tmp_path_factory.mktemp("data") / "rows.jsonl", completion="the {}")
 
 
 def train(folder: Path, teacher: Path, rows: Path, *arguments: str) -> int:
-    data = ("--data.train", str(rows), "--data.validation", str(rows), "--load", "random")
     distil = ("--training.objective", "distill", "--training.teacher", str(teacher))
     metrics = ("--eval.metrics", "loss,kd_loss,perplexity")
-    return small_runs.train(folder, *TRAINING, *data, *distil, *metrics, *arguments)
+    return train_on(folder, rows, "random", *distil, *metrics, *arguments)
 
 
 @pytest.fixture(scope="module")
 def run(teacher: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, evaluated at each second one."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    best = ("--eval.steps", "2", "--checkpoint.keep_best", "kd_loss")
-    assert train(folder, teacher, rows, "--steps", "4", *best) == 0
+    assert train(folder, teacher, rows, *evaluated_each_second_step("kd_loss")) == 0
     return folder
-
-
-def weights_of(folder: Path) -> dict[str, Any]:
-    return dict(load_checkpoint(folder).tensors)
-
-
-def check_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
