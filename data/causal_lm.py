@@ -214,7 +214,7 @@ class CausalLM(SampleFormat):
     output_field: str = "output_length"
     trains_whole_chats: bool = True
 
-    def loss_scope(self, config: RunConfig) -> LossOn:
+    def resolve_loss_on(self, config: RunConfig) -> LossOn:
         """Turns or texts in the loss (`data.loss_on`), by default "completion" or "all"."""
         data = _causal_lm_data(config)
         return data.loss_on or ("completion" if data.format == "conversational" else "all")
@@ -275,7 +275,7 @@ class CausalLM(SampleFormat):
             tokenized, truncation = truncate_conversations(
                 tokenized, examples, limit, data.on_long_target
             )
-        answers_only = for_eval or self.loss_scope(config) != "all"
+        answers_only = for_eval or self.resolve_loss_on(config) != "all"
         stream = concatenate_to_stream(tokenized, answers_only, truncation)
         if packs:
             return TokenBlocks.from_stream(stream, length, tokenizer.pad_token_id)

@@ -103,7 +103,7 @@ class LanguageCodes:
         return Languages(source, target)
 
     @contextmanager
-    def selected(self, languages: Languages) -> Iterator[None]:
+    def using_languages(self, languages: Languages) -> Iterator[None]:
         """Context in which the tokenizer encodes texts with these source and target languages."""
         try:
             source, target = self.complete(languages)

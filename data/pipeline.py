@@ -199,11 +199,11 @@ class Pipeline:
         self, hf_tokenizer: PreTrainedTokenizerFast, fix_date: bool = True
     ) -> ChatTemplate:
         data = self.user_config.data
-        loss_scope = self.sample_format.loss_scope(
+        resolve_loss_on = self.sample_format.resolve_loss_on(
             replace(self.user_config, data=replace(data, format="conversational"))
         )
         return load_chat_template(
-            hf_tokenizer, data.chat_template, data.chat_variables, loss_scope, fix_date
+            hf_tokenizer, data.chat_template, data.chat_variables, resolve_loss_on, fix_date
         )
 
     @cached_property

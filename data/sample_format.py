@@ -58,7 +58,7 @@ class SampleFormat(ABC):
         """
         return config
 
-    def loss_scope(self, config: RunConfig) -> LossOn:
+    def resolve_loss_on(self, config: RunConfig) -> LossOn:
         """Name of the assistant's turns that are in the loss, such as "last_turn"."""
         return "last_turn"
 

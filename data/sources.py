@@ -146,7 +146,7 @@ class FileListSource:
 
 
 @dataclass(frozen=True)
-class ParallelSource(FileListSource):
+class ParallelTextSource(FileListSource):
     """Two text files; line n of the second one translates line n of the first one.
 
     Rows have the columns source and target; an empty line is null.
@@ -312,7 +312,9 @@ def _parallel_source(value: str) -> Source:
                 f"{format_path(pair)} must be two files of text, such as train.en+train.de: one "
                 "that the model reads, and one with a translation in each line"
             )
-        sources.append(ParallelSource(pair.strip(), (FileSource(names[0]), FileSource(names[1]))))
+        sources.append(
+            ParallelTextSource(pair.strip(), (FileSource(names[0]), FileSource(names[1])))
+        )
     return sources[0] if len(sources) == 1 else FileListSource(value, sources)
 
 

@@ -191,7 +191,7 @@ class Tokenizer:
         """Context in which texts are encoded with the codes of these languages."""
         if self.language_codes is None:
             return nullcontext()
-        return self.language_codes.selected(languages)
+        return self.language_codes.using_languages(languages)
 
     def encode_with_loss_mask(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
         """Encode texts, given as spans, with the end token and a loss mask.

@@ -44,11 +44,11 @@ from modelling.weights.lora import (
     adapted_modules,
     adapted_parameters,
     add_tied_copies,
+    fully_trained_modules,
     has_tied_head,
     has_trainable_tokens,
     merge_adapters,
     module_name,
-    saved_modules,
     tied_modules,
 )
 from planning.hardware.memory_check import check_lower_bound
@@ -196,7 +196,9 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
     task = "SEQ_CLS" if config.training.head == "classifier" else task
     saved = list(split_names(adapter.modules_to_save)) if config.training.trainable is None else []
     more = [
-        m for m in saved_modules(weight_map) if not any(is_inside_module(m, name) for name in saved)
+        m
+        for m in fully_trained_modules(weight_map)
+        if not any(is_inside_module(m, name) for name in saved)
     ]
     modules, tokens = adapted_modules(weight_map), _trainable_token_indices(config, weight_map)
     full_modules, tied = [*saved, *more], tied_modules(weight_map)

@@ -137,7 +137,7 @@ def print_profile_plan(config: RunConfig, options: RunOptions, first_step: int) 
         )
 
 
-def shorten_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> RunConfig:
+def limit_steps_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> RunConfig:
     """Return the config of a run that ends after profiling, if the run saves nothing."""
     if options.profile is None or not _saves_nothing(config, options):
         return config

@@ -47,7 +47,7 @@ from run.initial_state import InitialState
 from run.learning_rate import LRSchedule, check_steps_divisible, lr_change_message, resolve_epochs
 from run.model_card import RunRecords
 from run.options import RunOptions
-from run.profiler import Profiler, print_profile_plan, runs_to_profile, shorten_to_profile
+from run.profiler import Profiler, limit_steps_to_profile, print_profile_plan, runs_to_profile
 from run.records.metrics_jsonl import SAMPLES
 from run.records.metrics_logger import MetricsLogger, check_records
 from run.records.progress import EVAL_PREFIX
@@ -464,4 +464,4 @@ def _restore_data_and_steps(
         except ValueError as error:
             raise UserError(str(error)) from error
     config = resolve_epochs(config, loader.samples_per_epoch, start.step, loader.num_samples_seen)
-    return shorten_to_profile(config, options, start.step)
+    return limit_steps_to_profile(config, options, start.step)

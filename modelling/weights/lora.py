@@ -94,7 +94,7 @@ def tied_modules(weight_map: WeightMap) -> list[list[str]]:
     ]
 
 
-def saved_modules(weight_map: WeightMap) -> list[str]:
+def fully_trained_modules(weight_map: WeightMap) -> list[str]:
     """Names in files of the modules that are trained in full, besides the adapters.
 
     A tied weight counts for every module that has it.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from popxl._schedule.lookahead import FetchedScalars
     from popxl._schedule.schedule import Routine, Schedule
     from popxl._storage.buffer_storage import BufferStorage
-    from popxl._storage.shared_memory_mover import InFlight
+    from popxl._storage.shared_memory_mover import InFlightArrays
     from popxl.remote_buffer import RemoteBuffer
 
 _DETERMINISTIC = "xla_gpu_exclude_nondeterministic_ops"
@@ -71,7 +71,7 @@ class Platform:
         main: Routine,
         fetched: FetchedScalars,
         entries: Mapping[RemoteBuffer, BufferStorage],
-        in_flight: InFlight,
+        in_flight: InFlightArrays,
     ) -> SharedMemoryMover | PrefetchMover:
         """Returns the mover, which loads and stores the remote-buffer entries of a run.
 

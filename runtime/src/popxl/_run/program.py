@@ -48,7 +48,7 @@ from popxl._storage.buffer_storage import BufferStorage
 from popxl._storage.disk_queue import DiskQueue
 from popxl._storage.prefetch import PrefetchMover
 from popxl._storage.replica_arrays import put_array, put_async
-from popxl._storage.shared_memory_mover import InFlight, SharedMemoryMover
+from popxl._storage.shared_memory_mover import InFlightArrays, SharedMemoryMover
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Program:
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
         self._launcher = self.platform.create_launcher(ir.replication_factor, ir._num_processes)
         self._scalars: dict[Any, jax.Array] = {}
-        self._in_flight = InFlight(_IN_FLIGHT)
+        self._in_flight = InFlightArrays(_IN_FLIGHT)
         self._mover: SharedMemoryMover | PrefetchMover | None = (
             None  # of the last run, without its entries
         )

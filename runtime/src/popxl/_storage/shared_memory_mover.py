@@ -47,7 +47,7 @@ def is_ready(array: Any) -> bool:
 
 
 @dataclass
-class InFlight:
+class InFlightArrays:
     """Dispatched arrays that may not be computed yet, limited in bytes.
 
     Attributes:
@@ -92,7 +92,7 @@ class SharedMemoryMover:
     """
 
     def __init__(
-        self, entries: Mapping[RemoteBuffer, BufferStorageProtocol], in_flight: InFlight
+        self, entries: Mapping[RemoteBuffer, BufferStorageProtocol], in_flight: InFlightArrays
     ) -> None:
         self._entries, self._in_flight = entries, in_flight
 
@@ -131,4 +131,4 @@ class SharedMemoryMover:
         self._in_flight.release_ready()
 
     def wait_all(self) -> None:
-        """Does nothing: pending arrays are waited for through their `InFlight`."""
+        """Does nothing: pending arrays are waited for through their `InFlightArrays`."""
