@@ -27,6 +27,7 @@ from config.row_ranges import format_row_ranges
 from files.atomic_writing import write_json
 from files.formatting import format_path
 from files.json_files import JsonObject, read_json_object
+from huggingface.model_folders import CONFIG
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -48,6 +49,27 @@ _BASE_LAYER = ".base_layer."
 HEAD_MODULE = "lm_head"
 _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that keep the base model's output."""
+
+
+def find_base_model(folder: str | Path) -> str | None:
+    """Return the model that an adapter in a folder is for; None if there is no adapter alone.
+
+    A relative path is one from the folder, as in our exports, if there is a model.
+
+    Raises:
+        UserError: the adapter names no model.
+    """
+    file = Path(folder) / SETTINGS
+    if not file.is_file() or (file.parent / CONFIG).exists():
+        return None
+    name = read_json_object(file).data.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(
+            f"{format_path(file)} does not say base_model_name_or_path, the model that the adapter "
+            "is for: add it"
+        )
+    beside = file.parent / name
+    return str(beside) if beside.is_dir() else name
 
 
 def read_adapter_config(folder: str | Path) -> dict[str, Any]:

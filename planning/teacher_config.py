@@ -17,6 +17,7 @@ from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.token_outputs import states_dtype, top_tokens_dtype
 from files.formatting import format_path
+from huggingface.peft_files import find_base_model
 from modelling.devices import resolve_platform
 from modelling.model_family import get_family
 from modelling.objectives import HiddenStates, Objective, TopTokens
@@ -39,7 +40,9 @@ def teacher_config(config: RunConfig) -> tuple[RunConfig, str | None]:
     Raises:
         UserError: there is no such model, or it cannot read the student's samples.
     """
-    name = str(config.training.teacher)
+    given = str(config.training.teacher)
+    base = find_base_model(given)
+    name = given if base is None else base
     loaded = CONFIG_LOADER.from_load(name) or CONFIG_LOADER.from_model(name)
     section = config_class_of_preset(loaded, name)
     own = {field: loaded[field] for field in OWN_FIELDS if field in loaded}
@@ -65,7 +68,13 @@ def teacher_config(config: RunConfig) -> tuple[RunConfig, str | None]:
         "training": {"global_batch_size": _pass_samples(config)},
         "checkpoint": {"load": name, "allow_nonfinite": config.checkpoint.allow_nonfinite},
     }
-    found = replace(section.from_dict(merge_over(own, of_run)), data=config.data)
+    fields = merge_over(own, of_run)
+    if base is not None:
+        adapter = CONFIG_LOADER.from_adapter(given, section.from_dict(fields))
+        loaded = merge_over(loaded, adapter)
+        adapter = {field: adapter[field] for field in OWN_FIELDS if field in adapter}
+        fields = merge_over(fields, merge_over(adapter, {"adapter": {"load": given}}))
+    found = replace(section.from_dict(fields), data=config.data)
     return found, loaded.get("data", {}).get("tokenizer")
 
 

@@ -155,6 +155,9 @@ def test_what_does_not_fit_is_named(teacher, rows, tmp_path, capsys, monkeypatch
         return str(last)
 
     assert "nowhere" in error_of(teacher=tmp_path / "nowhere")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    assert "base_model_name_or_path" in error_of(teacher=tmp_path / "adapter")
     other = tmp_path / "other"
     shutil.copytree(teacher, other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -196,15 +199,18 @@ def test_a_teacher_may_be_a_run_with_adapters_or_in_few_bits(teacher, rows, tmp_
     merged = tmp_path / "merged"
     assert run_export.main(["--load", str(tmp_path / "tuned"), "--save-hf", str(merged),
                             "--merge"]) == 0  # fmt: skip
+    peft = tmp_path / "peft"
+    assert run_export.main(["--load", str(tmp_path / "tuned"), "--save-hf", str(peft)]) == 0
     losses = [
         first_kd_loss(tmp_path / f"run{number}", one, rows, *flags)
         for number, (one, flags) in enumerate([
-            (teacher, ()), (tmp_path / "tuned", ()), (merged, ()),
+            (teacher, ()), (tmp_path / "tuned", ()), (merged, ()), (peft, ()),
             (teacher, ("--training.teacher_quantization", "int8")),
         ])
     ]  # fmt: skip
-    plain, tuned, exported, few_bits = losses
+    plain, tuned, exported, adapter, few_bits = losses
     assert tuned == pytest.approx(exported, rel=1e-5)
+    assert tuned == pytest.approx(adapter, rel=1e-6)
     assert abs(tuned / plain - 1) > 1e-4
     assert 1e-7 < abs(few_bits / plain - 1) < 1e-2
 
