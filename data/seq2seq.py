@@ -58,8 +58,8 @@ from data.truncation import (
     truncate_targets,
 )
 
-PAD, EOS, FIRST_TOKEN = 0, 1, 3
-"""Token ids of random samples."""
+FIRST_TOKEN = 3
+"""Smallest random token; the ids below are special tokens of most models."""
 
 LENGTH_STD = 0.45
 """Standard deviation of the logarithm of a random prompt's length, if a mean is given."""
@@ -385,6 +385,8 @@ class Seq2Seq(SampleFormat):
             self.output_length(config),
             model.seed,
             mean_tokens,
+            special_ids=(model.eos_token_id, model.pad_token_id),
+            target_vocab_size=model.output_vocab_size,
         )
         examples = replace(examples, start=model.training_start_token)
         if max_per_sample == 1:
@@ -513,34 +515,44 @@ def make_random_examples(
     decoder_sequence_length: int,
     seed: int,
     mean_tokens: float | None = None,
+    *,
+    special_ids: tuple[int, int] = (1, 0),
+    target_vocab_size: int | None = None,
 ) -> EncodedExamples:
     """Make examples of random tokens, for benchmarks.
 
     Args:
         vocab_size: ids are below it.
+        special_ids: tokens that end a text and fill up a sample, which are nowhere else.
+        target_vocab_size: targets' ids are below it; None: `vocab_size`.
         sequence_length: prompts have at most so many tokens, `</s>` included.
         mean_tokens: of a prompt, lengths being log-normal; None: from half to all of
             `sequence_length`, all equally often.
         decoder_sequence_length: targets have from two tokens (one if there is no room) up to it.
     """
-    rng = np.random.default_rng(seed)
+    rng, (eos, pad) = np.random.default_rng(seed), special_ids
     max_prompt, max_target = sequence_length, decoder_sequence_length
+
+    def draw_tokens(end: int, shape: tuple[int, ...]) -> np.ndarray:
+        ids = rng.integers(FIRST_TOKEN, end, shape, np.int32)
+        return np.where(np.isin(ids, special_ids), FIRST_TOKEN, ids)
+
     if mean_tokens is None:
         lengths = rng.integers((max_prompt + 1) // 2, max_prompt, count, endpoint=True)
     else:
         lengths_drawn = rng.lognormal(np.log(mean_tokens) - LENGTH_STD**2 / 2, LENGTH_STD, count)
         lengths = np.clip(lengths_drawn.round(), 1, max_prompt).astype(np.int64)
     starts = np.cumsum([0, *lengths])
-    tokens = rng.integers(FIRST_TOKEN, vocab_size, starts[-1], np.int32)
-    tokens[starts[1:] - 1] = EOS
-    targets = rng.integers(FIRST_TOKEN, vocab_size, (count, max_target), np.int32)
+    tokens = draw_tokens(vocab_size, (int(starts[-1]),))
+    tokens[starts[1:] - 1] = eos
+    targets = draw_tokens(target_vocab_size or vocab_size, (count, max_target))
     tokens_left = rng.integers(
         min(2, max_target), max_target, (count, 1), endpoint=True
     ) - np.arange(max_target)
-    targets = np.select([tokens_left > 1, tokens_left == 1], [targets, EOS], IGNORE_INDEX).astype(
+    targets = np.select([tokens_left > 1, tokens_left == 1], [targets, eos], IGNORE_INDEX).astype(
         np.int32
     )
-    return EncodedExamples(tokens, starts, targets, max_prompt, PAD)
+    return EncodedExamples(tokens, starts, targets, max_prompt, pad)
 
 
 def shift_right(labels: np.ndarray, pad_token_id: int, start: StartToken = None) -> np.ndarray:

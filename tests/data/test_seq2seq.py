@@ -13,10 +13,11 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
+from config.bart import BartConfig
 from config.sections import Data
 from data.examples import Example
 from data.samples import IGNORE_INDEX
-from data.seq2seq import make_random_examples, shift_right
+from data.seq2seq import SEQ2SEQ, make_random_examples, shift_right
 from data.task import NLI_LABELS, TASKS, task_from_config
 from data.tokenizer import Tokenizer
 from huggingface import hub
@@ -246,6 +247,21 @@ def test_generated_batches_look_like_real_ones() -> None:
     assert (targets.min(), targets.max()) == (2, 6)
     assert (batch["labels"][np.arange(64), targets - 1] == 1).all()
     np.testing.assert_array_equal(batch["decoder_input_ids"], shift_right(batch["labels"], 0))
+
+
+def test_generated_samples_have_the_models_tokens() -> None:
+    """Its end and padding, and of Marian's two vocabularies each side's."""
+    fields = {"model_type": "marian", "vocab_size": 9, "decoder_vocab_size": 7, "pad_token_id": 6}
+    model = {**fields, "eos_token_id": 5, "bos_token_id": None, "forced_eos_token_id": None}
+    lengths = {"sequence_length": 12, "decoder_sequence_length": 8, "decoder_start_token_id": 6}
+    config = BartConfig.from_dict({"model": model | lengths})
+    batch = SEQ2SEQ.make_random_samples(config, 200, None).take(np.arange(200))
+    read, ids, labels = batch["segment_ids"] > 0, batch["input_ids"], batch["labels"]
+    assert (ids == 6)[~read].all()
+    assert set(ids[read]) == {3, 4, 5, 7, 8}
+    assert set(labels.ravel()) == {3, 4, 5, IGNORE_INDEX}
+    assert ((ids == 5).sum(1) == 1).all()
+    assert ((labels == 5).sum(1) == 1).all()
 
 
 def test_generated_samples_depend_on_the_seed() -> None:
