@@ -119,6 +119,7 @@ RUNS: Mapping[str, OffloadRun] = {
     "xl_compact_of_one": OffloadRun("xl_gpu", 9.0, 1, COMPACT),
     "xl_validation": OffloadRun("xl_gpu", 3.75, 4, {}, "validation"),
     "xl_generation": OffloadRun("xl_gpu", 3.75, 4, {}, "generation"),
+    "nllb_1_3b_adamw": OffloadRun("nllb_1_3B", 8.0, 4, {}),
     "gptj_6b_adamw": OffloadRun("gptj_6B_gpu", 15.0, 1, COMPACT, steps=1),
     "gptj_6b_adafactor": OffloadRun("gptj_6B_gpu", 15.0, 1, ADAFACTOR, steps=1),
     "xl_adapters": OffloadRun("xl_gpu", 9.0, 4, ADAPTERS),
