@@ -210,7 +210,6 @@ class BartConfig(RunConfig):
         m = self.model
         names = [f"{stack}_{part}" for stack in ("encoder", "decoder")
                  for part in ("attention_heads", "ffn_dim")]  # fmt: skip
-        names += ["decoder_vocab_size"] if m.decoder_vocab_size else []
         return super().tensor_parallel_sizes() | {f"model.{n}": getattr(m, n) for n in names}
 
     def validate(self) -> None:
