@@ -53,10 +53,11 @@ KNOWN = 200  # executables that are kept for other tests; each takes some of a p
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose what XLA optimises. The application's tests judge its programs, which are the same
-    where XLA optimises little; some of them, marked `optimised`, run what users run."""
+    where XLA optimises little; some of them, marked `optimised` or slow, run what users run."""
     room = item.path.relative_to(ROOT).parts[0]
     marks = {mark.name for mark in item.iter_markers()}
-    compile_quickly(room not in OPTIMISED and not marks & {"optimised", "slow"})
+    is_optimised = "optimised" in marks or ("slow" in marks and "quickly" not in marks)
+    compile_quickly(room not in OPTIMISED and not is_optimised)
 
 
 def compile_quickly(quickly: bool) -> None:

@@ -17,6 +17,7 @@ LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 
 
 @pytest.mark.slow
+@pytest.mark.quickly
 @pytest.mark.parametrize("seed", range(NUM_DRAWN))
 def test_thirty_drawn_models_are_hugging_faces(seed: int, tmp_path: Path) -> None:
     """Training, one or several examples a row; generation; folders, both ways."""

@@ -92,9 +92,12 @@ def drawn(seed: int, merged: bool = False) -> tuple[dict[str, Any], dict[str, An
             "rope_parameters": {"rope_type": "default", "rope_theta": rng.choice([1e2, 1e4])},
         }  # fmt: skip
 
-    if not merged:
-        return stack(), stack(), {"tie_word_embeddings": rng.random() < 0.7}
     encoder, decoder = stack(), stack()
+    # Where a token reads itself alone, queries and keys have no gradient but rounding.
+    one = encoder if merged else decoder
+    one["sliding_window"] = max(2, one["sliding_window"])
+    if not merged:
+        return encoder, decoder, {"tie_word_embeddings": rng.random() < 0.7}
     for one in (encoder, decoder):
         bases = {name: rng.choice([1e2, 1e4]) for name in (SLIDING, FULL)}
         one |= {"attn_logit_softcapping": None, "hidden_size": encoder["hidden_size"]}

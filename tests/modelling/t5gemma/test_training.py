@@ -57,6 +57,7 @@ def test_every_kind_trains_as_hugging_faces(kind: str, dp: int, tp: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.quickly
 @pytest.mark.parametrize("model_type", ["t5gemma", "t5gemma2"])
 @pytest.mark.parametrize("seed", range(15))
 def test_drawn_sizes_train_as_hugging_faces(model_type: str, seed: int) -> None:
