@@ -21,6 +21,10 @@ HEADLESS_PREFIXES = dict.fromkeys(("bart", "mbart", "m2m_100", "marian", "pegasu
 """Model types published without a head too, with the prefix of the other weights' names."""
 HEAD_WEIGHTS = {"lm_head.weight", "language_model.lm_head.weight"}
 
+IMAGE_MODULES = {"t5gemma2": r"model\.encoder\.(vision_tower|multi_modal_projector)\..*"}
+"""Expression of the modules for images, by model type, if the text part has modules of the same
+names, with which PEFT would adapt them too."""
+
 _SHARED_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id", "task_specific_params")
 _TEXT = re.compile(
     r"(?:language_model\.)?(lm_head\..*)|(?:language_model\.model|model\.language_model)(\..*)"

@@ -28,6 +28,7 @@ from files.atomic_writing import write_json
 from files.formatting import format_path
 from files.json_files import JsonObject, read_json_object
 from huggingface.model_folders import CONFIG
+from huggingface.multimodal import IMAGE_MODULES
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -210,6 +211,8 @@ def _check_supported(adapter_config: JsonObject) -> None:
         is_unused = value in (None, False, "none", 0) or value == [] or value == {}
         if name == "init_lora_weights":
             is_unused = value in _INITIAL
+        if name == "exclude_modules":
+            is_unused = is_unused or value in IMAGE_MODULES.values()
         if not is_unused and name not in _IGNORED:
             raise adapter_config.error(name, "left out: such adapters are not known")
 

@@ -32,6 +32,7 @@ from huggingface.model_folders import (
     new_model_folder,
     write_hf_directory,
 )
+from huggingface.multimodal import IMAGE_MODULES
 from huggingface.peft_files import make_adapter_config, write_adapter
 from huggingface.pretrained import RANDOM
 from huggingface.sentence_transformers_files import (
@@ -207,9 +208,10 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
         adapter, modules, full_modules, tokens, base_name, task, tied, experts
     )
     return settings | {
+        "exclude_modules": IMAGE_MODULES.get(getattr(config.model, "model_type", "")),
         "ensure_weight_tying": has_tied_head(
             weight_map, _select_exported_weights(config, weight_map).hf_names.aliases.values()
-        )
+        ),
     }
 
 

@@ -41,6 +41,52 @@ GPTJ = (
 """On four devices, which up to four processes share."""
 
 
+def _bart(model_type: str, *more: str) -> tuple[str, ...]:
+    """The flags of a small model of BART's family."""
+    stacks = [
+        (f"--model.{stack}_{name}", size)
+        for stack in ("encoder", "decoder")
+        for name, size in (("layers", "1"), ("attention_heads", "2"), ("ffn_dim", "32"))
+    ]
+    sizes = (
+        "--config",
+        "bart_tiny",
+        "--hidden_size",
+        "32",
+        *(word for pair in stacks for word in pair),
+    )
+    return (*sizes, "--model.model_type", model_type, *more)
+
+
+def _t5gemma(model_type: str, *more: str) -> tuple[str, ...]:
+    """The flags of a small model of T5Gemma's family."""
+    stacks = [
+        (f"--model.{stack}.{name}", size)
+        for stack in ("encoder", "decoder")
+        for name, size in (
+            *(("num_hidden_layers", "1"), ("layer_types", "sliding_attention")),
+            *(("hidden_size", "32"), ("head_dim", "8")),
+        )
+    ]
+    sizes = ("--config", "t5gemma_tiny", *(word for pair in stacks for word in pair))
+    return (*sizes, "--model.model_type", model_type, *more)
+
+
+ENCODER_DECODERS = {
+    "umt5": (*MODEL, "--model.architecture", "umt5"),
+    **{kind: _bart(kind) for kind in ("bart", "mbart", "marian", "pegasus")},
+    "m2m_100": _bart("m2m_100", "--model.decoder_start_token_id", "1"),
+    "t5gemma": _t5gemma("t5gemma"),
+    "t5gemma2": _t5gemma(
+        "t5gemma2",
+        *("--model.encoder.attn_logit_softcapping", "null"),
+        *("--model.decoder.attn_logit_softcapping", "null"),
+        *("--model.eoi_token_index", "99"),
+    ),
+}
+"""Flags of a small model of each kind beside T5."""
+
+
 def vocabulary(config: type[RunConfig], rows: int) -> dict[str, Any]:
     """The fields of a family's model that say how many rows its embedding has."""
     return nest_by_path({config().model.field_path("vocab_size"): rows})["model"]

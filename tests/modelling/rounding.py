@@ -35,7 +35,7 @@ def fake_quantize_weight(weight: np.ndarray, size: int, bits: int) -> np.ndarray
 def is_quantized(name: str, weight: np.ndarray) -> bool:
     """By Hugging Face's names: the linear layers but the head's and those that choose experts."""
     others = ("wte", "shared.", "embed_tokens", "lm_head", "relative_attention_bias")
-    others += ("router", "mlp.gate.", "shared_expert_gate")
+    others += ("router", "mlp.gate.", "shared_expert_gate", "embed_positions", "final_logits_bias")
     return weight.ndim == 2 and not any(other in name for other in others)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters, merge_adapters
 from modelling.weights.weight_mapping import is_trainable
-from tests.modelling.bart import hf as bart_hf
+from tests.modelling.encoder_decoders import KINDS as ENCODER_DECODERS
+from tests.modelling.encoder_decoders import without_images
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.llama import hf as llama_hf
@@ -28,9 +29,8 @@ from tests.modelling.peft_reference import named, renamed, tie_adapters, with_pe
 from tests.modelling.rounding import fake_quantize_weight, is_quantized
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
-from tests.modelling.t5gemma import hf as t5gemma_hf
 from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
-from tests.slow import slow
+from tests.slow import one_of_many, slow
 
 pytestmark = pytest.mark.usefixtures("cached")  # many of the programs are alike
 
@@ -68,14 +68,10 @@ def case(kind: str) -> Case:
         of = partial(t5_training.our_config, layers=1)
         given, loss = t5_training.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
         return Case(of, lambda: t5_training.their_model(1), given, loss)
-    if kind in bart_hf.KINDS:
-        given, loss = bart_hf.batches(STEPS, kind), lambda m, b: m(**named_by_hf(b)).loss
-        of = partial(bart_hf.our_config, kind)
-        return Case(of, partial(bart_hf.without_bias, kind), given, loss)
-    if kind == "t5gemma":
-        given, loss = t5gemma_hf.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
-        of = partial(t5gemma_hf.our_config, "wide encoder")
-        return Case(of, lambda: copy.deepcopy(t5gemma_hf.hf_model("wide encoder")), given, loss)
+    if kind in ENCODER_DECODERS:
+        found = ENCODER_DECODERS[kind]
+        given, loss = found.batches(STEPS), lambda m, b: m(**named_by_hf(b)).loss
+        return Case(found.config, found.model, given, loss)
     if kind == "gptj":
         of = gptj_hf.small_config
         given = gptj_training.batches(STEPS)
@@ -101,12 +97,16 @@ def _trained(kind: str, settings: str) -> tuple[dict[str, np.ndarray], Reference
     """Weights before, and what training gives, in float64."""
     of, given = case(kind), json.loads(settings)
     tied = given.pop("tied", False)
-    model = with_peft(of.model(), **given)
+    lora, dtype = {}, torch.float64
+    if kind in ENCODER_DECODERS:
+        lora, dtype = dict(ENCODER_DECODERS[kind].lora), ENCODER_DECODERS[kind].dtype
+    model = with_peft(of.model(), **given, **lora)
     if tied:
         tie_adapters(model)
-    start = named(logical(model))
-    model.double()
-    return start, renamed(train(model, of.batches, lambda b: of.loss(model, b), RATE))
+    start = without_images(named(logical(model)))
+    model.to(dtype)
+    found = renamed(train(model, of.batches, lambda b: of.loss(model, b), RATE))
+    return start, replace(found, weights=without_images(found.weights))
 
 
 # ---- every kind of model -------------------------------------------------------------------------
@@ -141,14 +141,16 @@ ALL_LINEAR = {"adapter.rank": 4, "adapter.alpha": 6.0, "adapter.targets": "all-l
         *(
             slow(kind, split)
             for kind, split in (
-                *(("as published", (1, 1, 4)), ("as published", (2, 2, 2)), ("mbart", (1, 2, 4))),
-                *(("m2m_100", (1, 1, 4)), ("two vocabularies", (2, 2, 2)), ("pegasus", (2, 1, 4))),
-                *(("t5gemma", (1, 1, 4)), ("t5gemma", (2, 2, 2))),
                 *(("t5", (2, 2, 2)), ("t5", (1, 2, 4)), ("gptj", (2, 1, 4)), ("gptj", (2, 2, 2))),
                 *(("qwen3", (1, 2, 2)), ("llama", (1, 4, 2))),
                 *(("phi3", (1, 1, 4)), ("gemma3_text", (1, 1, 4)), ("gemma3_text", (2, 2, 2))),
                 ("gpt_oss", (1, 2, 4)),
             )
+        ),
+        *(
+            one_of_many(kind, split)
+            for split in ((1, 1, 8), (2, 2, 4))
+            for kind in ENCODER_DECODERS
         ),
     ],
 )
@@ -568,20 +570,25 @@ MORE_BITS = [((1, 1, 4), 4), ((1, 1, 4), 8), ((2, 2, 2), 8)]
 
 
 @pytest.mark.parametrize(
-    ("split", "bits"),
-    [((2, 2, 2), 4), *(slow(*c) for c in MORE_BITS)],
+    ("kind", "split", "bits"),
+    [
+        ("phi3", (2, 2, 2), 4),
+        *(slow("phi3", *c) for c in MORE_BITS),
+        *(one_of_many(kind, (1, 1, 8), 4) for kind in ENCODER_DECODERS),
+        *(one_of_many(kind, (1, 2, 8), 8) for kind in ENCODER_DECODERS),
+    ],
 )
 def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
-    split: tuple[int, ...], bits: int
+    kind: str, split: tuple[int, ...], bits: int
 ) -> None:
     """Of which none takes gradients, or is written back."""
-    of = case("phi3")
+    of = case(kind)
     config = of.config(*split).with_values(ALL_LINEAR)
     weight_map = get_family(config).weight_map(config)
     adapters = {w.name for w in weight_map.weights} - {
         w.name for w in weight_map.without_adapters.weights
     }
-    whole = dict(weight_map.without_adapters.from_hf(logical(of.model())))
+    whole = dict(weight_map.without_adapters.from_hf(without_images(logical(of.model()))))
     expanded = {
         n: fake_quantize_weight(w, 4, bits) if is_quantized(n, w) else w for n, w in whole.items()
     }

@@ -21,6 +21,7 @@ from data.seq2seq import SEQ2SEQ
 from modelling.layers import LMHeadLoss, ParallelGroups
 from modelling.objectives import make_objective
 from popxl import ops
+from tests.modelling.encoder_decoders import KINDS, without_images
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.llama import hf as llama
 from tests.modelling.preferences import (
@@ -146,8 +147,13 @@ def test_rewards_and_log_probabilities(name: str, told: dict[str, float]) -> Non
 
 # ---- training -----------------------------------------------------------------------------------
 def check(config: RunConfig, name: str, model: Any, logps: Callable[[Any], Logps], shape: Any,
-          vocabulary: int, longest: int, weights: Any, named: Any = dict) -> None:  # fmt: skip
-    """Three steps of AdamW are torch's in float64, and so is what is told of the first."""
+          vocabulary: int, longest: int, weights: Any, named: Any = dict,
+          only: str = "", rate: float = RATE) -> None:  # fmt: skip
+    """Three steps of AdamW are torch's in float64, and so is what is told of the first.
+
+    Args:
+        only: see `torch_training.train`.
+    """
     other = deepcopy(model).double()
     with torch.no_grad():
         torch.manual_seed(7)
@@ -166,10 +172,11 @@ def check(config: RunConfig, name: str, model: Any, logps: Callable[[Any], Logps
         return loss_of(name, logps(model)(batch), *read, groups)  # type: ignore[arg-type]
 
     start = weights(model)
-    expected = train(model, given, loss, RATE)
+    expected = train(model, given, loss, rate, only=only)
+    expected = replace(expected, weights=named(expected.weights))
     ours = fine_tuning(config, gradients=True)
     ours.write(start)
-    check_training(ours, given, expected, RATE, named)
+    check_training(ours, given, expected, rate, named)
     assert size
 
 
@@ -224,3 +231,14 @@ def test_t5_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, places
     config = preferring(our_config(dp, tp, micro, layers=1), name, examples_per_sample=places)
     check(transposed(config, dp == 2), name, their_model(1), t5_logps, SEQ2SEQ, VOCABULARY, 4,
           logical)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.quickly
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dp", "tp", "micro", "places"), [(1, 2, 2, 1), (2, 1, 1, 2)])
+def test_every_encoder_decoder_does(kind: str, dp: int, tp: int, micro: int, places: int) -> None:
+    of = KINDS[kind]
+    config = preferring(of.config(dp, tp, micro), "dpo", examples_per_sample=places)
+    check(config, "dpo", of.model(), t5_logps, SEQ2SEQ, of.vocabulary, 4, of.weights,
+          lambda named: without_images(of.audible(named)), of.trained, 2e-3)  # fmt: skip

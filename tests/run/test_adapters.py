@@ -23,7 +23,7 @@ from run.records.metrics_jsonl import read_metrics
 from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
 from tests.modelling.rounding import is_quantized
-from tests.small_runs import BATCH, RATE, random_model
+from tests.small_runs import BATCH, ENCODER_DECODERS, RATE, random_model
 
 MODEL = ("--config", "gptj_tiny", "--layers", "1", "--hidden_size", "32", "--heads", "4")
 TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
@@ -125,6 +125,39 @@ def test_peft_loads_what_is_written(run: Path, base: Path, exported: Path, tmp_p
     merged = logits(model_in(whole))
     assert np.abs(merged - logits(model_in(base))).max() > 0.01
     np.testing.assert_allclose(logits(model), merged, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.quickly
+@pytest.mark.parametrize("kind", ENCODER_DECODERS)
+def test_peft_loads_what_is_written_of_an_encoder_decoder(kind: str, tmp_path: Path) -> None:
+    flags = ENCODER_DECODERS[kind]
+    base, folder = random_model(tmp_path / "base", *flags), tmp_path / "run"
+    adapter = ("--adapter.rank", "3", "--adapter.targets", "all-linear", "--load", str(base))
+    training = (*flags, *BATCH, *RATE, *adapter, "--learning_rate", "0.02", "--steps", "2")
+    assert small_runs.train(folder, *training) == 0
+    for name, merge in (("adapter", ()), ("whole", ("--merge",))):
+        command = ["--load", str(folder), *merge, "--save-hf", str(tmp_path / name)]
+        assert run_export.main(command) == 0
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["task_type"] == "SEQ_2_SEQ_LM"
+    read = transformers.AutoModelForSeq2SeqLM.from_pretrained
+    input_ids = torch.arange(2, 26).reshape(2, 12)
+    plain, whole = (read(tmp_path / name).eval() for name in ("base", "whole"))
+    model = peft.PeftModel.from_pretrained(read(base), tmp_path / "adapter").eval()
+    assert not [name for name, _ in model.named_parameters() if "lora" in name and "vision" in name]
+    if kind == "t5gemma2":  # whose file leaves modules out
+        again = ["--load", str(base), "--adapter.load", str(tmp_path / "adapter"), "--merge"]
+        assert run_export.main([*again, "--save-hf", str(tmp_path / "again")]) == 0
+        files = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again")]
+        assert all(np.array_equal(files[1][name], x) for name, x in files[0].items())
+    with torch.no_grad():
+        before, merged, found = (
+            one(input_ids=input_ids, decoder_input_ids=input_ids[:, :4]).logits.numpy()
+            for one in (plain, whole, model)
+        )
+    assert np.abs(merged - before).max() > 0.01
+    np.testing.assert_allclose(found, merged, rtol=1e-4, atol=1e-5)
 
 
 def test_no_file_of_an_adapter_names_a_folder_of_this_machine(base: Path, exported: Path) -> None:
