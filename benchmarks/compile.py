@@ -23,12 +23,12 @@ from typing import Any
 
 import popxl
 from config.sections import RunConfig
-from finetuning import UNUSED
 from modelling.model_family import get_family
 from modelling.phases.training import build_training_program
 from planning.hardware.resource_errors import explain_resource_errors
 from run.generated_data_benchmark import read_throughput_line
 from run.records.throughput import peak_host_bytes
+from run.training_throughput import UNUSED
 from terminal.entry_point import entry_point
 from terminal.parser import parse_count_option
 

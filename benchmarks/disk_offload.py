@@ -26,8 +26,6 @@ from config.families import config_class_of_preset
 from config.presets import load_config, load_preset
 from config.sections import RunConfig
 from files.atomic_writing import write_text_atomically
-from finetuning import measure_throughput
-from finetuning import summary as summary_of
 from modelling.model_family import get_family
 from planning.hardware.disk_offload import host_bytes_per_process
 from planning.hardware.local_machine import measure_disk_rates
@@ -36,6 +34,8 @@ from planning.hardware.resource_errors import explain_resource_errors
 from planning.requirements import finetuning_requirements, plan_on_machine
 from popxl._storage.scratch_files import ScratchFile
 from run.records.throughput import peak_host_bytes
+from run.training_throughput import measure_throughput
+from run.training_throughput import summary as summary_of
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-import finetuning
 from benchmarks.implementations import (
     GENERATION,
     OURS,
@@ -41,6 +40,7 @@ from config.errors import UserError
 from config.sections import RunConfig
 from huggingface.torch_model import require_torch
 from planning.hardware.matrix_rate import measure_matmul_rate
+from run import training_throughput
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import parse_count_option
@@ -48,7 +48,7 @@ from terminal.parser import parse_count_option
 LOSS_TOLERANCE = 1e-4
 
 UNUSED = replace(
-    finetuning.UNUSED,
+    training_throughput.UNUSED,
     used=("data.examples_per_sample", "model.output_length"),
     reason="it compares presets on generated data, from random weights",
 )

@@ -18,12 +18,19 @@ Orbax was measured first (0.12.8, 20 arrays of 50 MB of float32, two cores) and 
 - It compresses data that hardly compresses; a save took two to four times as long.
 """
 
-from checkpoints.errors import CheckpointError as CheckpointError
-from checkpoints.errors import CheckpointWarning as CheckpointWarning
-from checkpoints.errors import DamagedCheckpointError as DamagedCheckpointError
-from checkpoints.safetensors_files import ArraySpec as ArraySpec
-from checkpoints.store import CheckpointStore as CheckpointStore
-from checkpoints.tensor_files import TensorFiles as TensorFiles
-from checkpoints.verified_loading import SavedCheckpoint as SavedCheckpoint
-from checkpoints.verified_loading import has_checkpoint as has_checkpoint
-from checkpoints.verified_loading import load_checkpoint as load_checkpoint
+from typing import TYPE_CHECKING
+
+from popxl.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from checkpoints.errors import CheckpointError as CheckpointError
+    from checkpoints.errors import CheckpointWarning as CheckpointWarning
+    from checkpoints.errors import DamagedCheckpointError as DamagedCheckpointError
+    from checkpoints.safetensors_files import ArraySpec as ArraySpec
+    from checkpoints.store import CheckpointStore as CheckpointStore
+    from checkpoints.tensor_files import TensorFiles as TensorFiles
+    from checkpoints.verified_loading import SavedCheckpoint as SavedCheckpoint
+    from checkpoints.verified_loading import has_checkpoint as has_checkpoint
+    from checkpoints.verified_loading import load_checkpoint as load_checkpoint
+else:
+    lazy_exports(__name__)

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, NamedTuple, get_args
 
-from config.bart import BartConfig
-from config.bart import ModelType as BartType
 from config.errors import ConfigError, did_you_mean
-from config.gptj import GPTJConfig
-from config.llama import LlamaConfig, ModelType
 from config.sections import RunConfig
-from config.t5 import T5Config
-from config.t5gemma import T5GemmaConfig, T5GemmaType
 from files.formatting import format_name, format_value
 from files.yaml_files import location_prefix
 
 
 class Family(NamedTuple):
-    """Configuration class of a model family, and the module that implements the family.
+    """Modules of a model family: of its configuration class, and of its implementation.
 
-    The module is named, not imported: a run imports that of its own family.
+    They are named, not imported: a run imports those of its own family.
+
+    Attributes:
+        section, class_name: module and name of the configuration class.
+        record: the module that implements the family.
+        types: Hugging Face's model types that are of the family, or the name of their `Literal` in
+            `section`; none: the family's name alone.
     """
 
-    config: type[RunConfig]
+    section: str
+    class_name: str
     record: str
-    model_types: tuple[str, ...] = ()
-    """Hugging Face's model types that are of the family; none: its name alone."""
+    types: tuple[str, ...] | str = ()
+
+    @property
+    def config(self) -> type[RunConfig]:
+        """The configuration class of the family."""
+        config_class: type[RunConfig] = getattr(import_module(self.section), self.class_name)
+        return config_class
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """Hugging Face's model types that are of the family; none: its name alone."""
+        if isinstance(self.types, tuple):
+            return self.types
+        return get_args(getattr(import_module(self.section), self.types))
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "modelling.t5.model", ("t5", "mt5", "umt5")),
-    "bart": Family(BartConfig, "modelling.bart.model", get_args(BartType)),
-    "t5gemma": Family(T5GemmaConfig, "modelling.t5gemma.model", get_args(T5GemmaType)),
-    "gptj": Family(GPTJConfig, "modelling.gptj.model"),
-    "llama": Family(LlamaConfig, "modelling.llama.model", get_args(ModelType)),
+    "t5": Family("config.t5", "T5Config", "modelling.t5.model", ("t5", "mt5", "umt5")),
+    "bart": Family("config.bart", "BartConfig", "modelling.bart.model", "ModelType"),
+    "t5gemma": Family("config.t5gemma", "T5GemmaConfig", "modelling.t5gemma.model", "T5GemmaType"),
+    "gptj": Family("config.gptj", "GPTJConfig", "modelling.gptj.model"),
+    "llama": Family("config.llama", "LlamaConfig", "modelling.llama.model", "ModelType"),
 }
 
 

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from config.families import FAMILIES
 from config.sections import RunConfig
-from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
-from data.seq2seq import SEQ2SEQ
 from files.json_files import JsonObject
-from modelling.decoder import DecoderSpec, decoder_weight_map
-from modelling.encoder_decoder import EncoderDecoderSpec, encoder_decoder_weight_map
-from modelling.generation.decoder_only import DecoderOnlyGenerator
-from modelling.generation.encoder_decoder import EncoderDecoderGenerator
-from modelling.generation.generator import GeneratorFactory
 from modelling.layers import HeadLoss, LayerAdapters
-from modelling.phases.decoder_only import build_decoder_only_phases
-from modelling.phases.encoder_decoder import build_encoder_decoder_phases, build_encoder_phases
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.weights import WeightMap
@@ -30,6 +21,13 @@ from modelling.weights.trainable import (
     mark_trainable,
     split_phases_by_trainable,
 )
+
+if TYPE_CHECKING:
+    from modelling.decoder import DecoderSpec
+    from modelling.encoder_decoder import EncoderDecoderSpec
+    from modelling.generation.decoder_only import DecoderOnlyGenerator
+    from modelling.generation.encoder_decoder import EncoderDecoderGenerator
+    from modelling.generation.generator import GeneratorFactory
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,10 @@ def decoder_family(
         to_config_json, from_config_json: see `ModelFamily`.
         fields: further fields of the record.
     """
+    # A start imports what its own family and program need.
+    from data.causal_lm import CAUSAL_LM
+    from modelling.decoder import decoder_weight_map
+    from modelling.phases.decoder_only import build_decoder_only_phases
 
     def base_weight_map(config: Any) -> WeightMap:
         return decoder_weight_map(config, make_spec(config))
@@ -105,6 +107,8 @@ def decoder_family(
         return adapters.attach_to_head(spec.head())
 
     def make_generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
+        from modelling.generation.decoder_only import DecoderOnlyGenerator
+
         config.check_generates_text()
         return DecoderOnlyGenerator(config, *build_spec_and_adapters(config), sequences)
 
@@ -130,6 +134,9 @@ def encoder_decoder_family(
     **fields: Any,
 ) -> ModelFamily:
     """Returns the `ModelFamily` record of encoder-decoders; arguments as for `decoder_family`."""
+    from data.seq2seq import SEQ2SEQ
+    from modelling.encoder_decoder import encoder_decoder_weight_map
+    from modelling.phases.encoder_decoder import build_encoder_decoder_phases, build_encoder_phases
 
     def base_weight_map(config: Any) -> WeightMap:
         return encoder_decoder_weight_map(config, make_spec(config))
@@ -144,6 +151,8 @@ def encoder_decoder_family(
         return adapters.attach_to_head(spec.head(), spec.token_layer)
 
     def make_generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
+        from modelling.generation.encoder_decoder import EncoderDecoderGenerator
+
         config.check_generates_text()
         return EncoderDecoderGenerator(config, *build_spec_and_adapters(config), sequences)
 

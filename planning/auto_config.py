@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import popdist
 import popxl
@@ -28,17 +28,11 @@ from config.config_sources import (
 from config.errors import ConfigError
 from config.process_checks import check_same_run_on_all_processes
 from config.sections import RunConfig
-from data.data_cache import DataCache
-from data.length_stats import LengthStats, measure_lengths
-from data.pipeline import Pipeline
 from data.preference_samples import texts_per_example
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
-from data.task import Split
 from modelling.devices import resolve_device_desc
 from modelling.model_family import get_family
-from planning.expert_group_count import min_expert_groups
-from planning.fit_search import plan_best_training
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.memory_check import host_memory
 from planning.hardware.resource_errors import explain_resource_errors
@@ -48,6 +42,11 @@ from planning.program_variants import VariantCache
 from popxl import hardware
 from terminal.command_line import CommandLine
 from terminal.screen import say
+
+if TYPE_CHECKING:
+    from data.data_cache import DataCache
+    from data.length_stats import LengthStats
+    from data.task import Split
 
 MAX_SAMPLE_TOKENS = 2048
 """Largest number of tokens of a sample that is chosen."""
@@ -219,9 +218,7 @@ def resolve_auto_fields(
         )
         choices = AutoConfig(settings, devices if count is None else replace(devices, count=count))
         if settings.has_auto_fields:
-            choices = _choose_auto_fields(
-                choices, splits, trains, data_cache or DataCache(), answers
-            )
+            choices = _choose_auto_fields(choices, splits, trains, data_cache, answers)
         if shares:
             choices = _with_parallel_layout(choices, line.preset, programs)
         if settings.has_auto_fields and trains:
@@ -232,14 +229,24 @@ def resolve_auto_fields(
 
 
 def _choose_auto_fields(
-    choices: AutoConfig, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
+    choices: AutoConfig,
+    splits: Sequence[Split],
+    trains: bool,
+    data_cache: DataCache | None,
+    answers: bool,
 ) -> AutoConfig:
     """Choose lengths, fine-tuning defaults, batch size and expert groups, one after the other."""
+    # A preset has them all, and does without.
+    from data.data_cache import DataCache
+    from data.length_stats import measure_lengths
+    from data.pipeline import Pipeline
+    from planning.expert_group_count import min_expert_groups
+
     config = choices.config
     sample_format = get_family(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_values(model__precision=bits)
-    data = Pipeline(choices.config, sample_format, data_cache) if splits else None
+    data = Pipeline(choices.config, sample_format, data_cache or DataCache()) if splits else None
     lengths = None if data is None else measure_lengths(data, splits)
     if answers:
         choices = _with_answer_lengths(choices, sample_format)
@@ -408,6 +415,8 @@ def _with_parallel_layout(choices: AutoConfig, name: str, programs: VariantCache
     config, devices, target_machine = choices.config, choices.devices, choices.devices.machine
     if devices.count == 1:
         return choices
+    from planning.fit_search import plan_best_training  # one device does without
+
     micro = choices.target_micro_batch or config.execution.micro_batch_size
     configs = list_layouts(
         config, devices.count, None if choices.settings.is_set_by_flag(MICRO) else micro

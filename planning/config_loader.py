@@ -1,4 +1,7 @@
-"""Base configurations of command lines, from saved runs and Hugging Face models."""
+"""Base configurations of command lines, from saved runs and Hugging Face models.
+
+Most command lines name neither: what reads them is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checkpoints.errors import CheckpointError, FormatVersionError
-from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.object_store import download_if_remote, resolve_save_folder
-from checkpoints.object_store_lease import restore_from_mirror
-from checkpoints.step_folders import list_step_folders
-from checkpoints.verified_loading import has_checkpoint
 from config.base import flatten_by_path, nest_by_path
 from config.config_sources import LayeredConfig
 from config.errors import ConfigError
@@ -21,25 +18,9 @@ from config.presets import load_preset, merge_over
 from config.row_ranges import parse_row_ranges
 from config.run import Checkpoint
 from config.sections import RunConfig
-from config.unsupported_models import unsupported_reason
 from config.values import is_object_store_url
-from data.tokenizer import find_saved_tokenizer
 from files.formatting import format_name, format_value
 from files.json_files import JsonObject
-from files.run_folder import CONFIG, RunFolder
-from huggingface.classifiers import classifier_run_settings, is_classifier
-from huggingface.model_folders import CONFIG as MODEL_CONFIG
-from huggingface.model_folders import TASK_FIELDS, TASK_NAME, TASK_PARAMS
-from huggingface.multimodal import TEXT_MODEL_TYPES
-from huggingface.peft_files import (
-    adapter_modules,
-    adapter_vocab_size,
-    read_adapter_config,
-    ties_adapter_weights,
-)
-from huggingface.pretrained import RANDOM, get_local_folder, read_pretrained
-from huggingface.sentence_transformers_files import embedding_run_settings
-from planning.new_embedding_rows import choose_new_rows, loads_hf_model, may_need_new_rows
 
 OF_ONE_RUN = ("checkpoint", "eval")
 """Sections that a run which loads another one does not inherit: checkpoints and evaluation."""
@@ -57,6 +38,11 @@ class RunOrModelLoader:
             UserError: there is no Hugging Face model either; raised here, before errors of the
                 default preset.
         """
+        from checkpoints.object_store import download_if_remote
+        from checkpoints.verified_loading import has_checkpoint
+        from huggingface.model_folders import CONFIG as MODEL_CONFIG
+        from huggingface.pretrained import RANDOM, get_local_folder
+
         load = download_if_remote(load)
         if not has_checkpoint(load) and load != RANDOM:
             get_local_folder(load, [MODEL_CONFIG])
@@ -66,6 +52,10 @@ class RunOrModelLoader:
         """Return local folders for object store addresses; downloads the checkpoint of `--load`."""
         load, save, mirror = checkpoint.load, checkpoint.save, checkpoint.mirror
         places: dict[str, Any] = {}
+        if not any(is_object_store_url(folder) for folder in (load, save) if folder is not None):
+            return places
+        from checkpoints.object_store import download_if_remote, resolve_save_folder
+
         if load is not None and is_object_store_url(load):
             places["checkpoint.load"] = download_if_remote(load)
         if save is not None and is_object_store_url(save):
@@ -76,6 +66,9 @@ class RunOrModelLoader:
 
     def from_save(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
         """Return the configuration of the last undamaged step of the run that `--save` resumes."""
+        from checkpoints.object_store import resolve_save_folder
+        from checkpoints.object_store_lease import restore_from_mirror
+
         folder = resolve_save_folder(save)
         if not plans:
             restore_from_mirror(folder, save if is_object_store_url(save) else mirror)
@@ -84,6 +77,10 @@ class RunOrModelLoader:
 
     def from_run(self, load: str) -> Mapping[str, Any] | None:
         """Return a saved run's configuration, by folder or address; None if there is no run."""
+        from checkpoints.object_store import download_if_remote
+        from data.tokenizer import find_saved_tokenizer
+        from files.run_folder import RunFolder
+
         step, saved = self._read_newest(download_if_remote(load))
         if step is None:
             return None
@@ -98,6 +95,12 @@ class RunOrModelLoader:
 
     def _read_newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
         """Find the last undamaged step of a saved run; returns its folder and configuration."""
+        from checkpoints.errors import CheckpointError, FormatVersionError
+        from checkpoints.manifest import FILE_NAME, Manifest
+        from checkpoints.step_folders import list_step_folders
+        from checkpoints.verified_loading import has_checkpoint
+        from files.run_folder import CONFIG
+
         if not has_checkpoint(folder):
             return None, {}
         path = Path(folder)
@@ -122,6 +125,13 @@ class RunOrModelLoader:
         The head is untied if PEFT trained only one of head and embedding. New embedding rows come
         with their tokenizer.
         """
+        from huggingface.peft_files import (
+            adapter_modules,
+            adapter_vocab_size,
+            read_adapter_config,
+            ties_adapter_weights,
+        )
+
         fields: dict[str, Any] = {"adapter": read_adapter_config(folder)}
         from modelling.model_family import get_family
         from modelling.weights.lora import unties_head
@@ -145,6 +155,8 @@ class RunOrModelLoader:
 
     def new_token_fields(self, settings: LayeredConfig) -> Mapping[str, Any]:
         """Return the configuration fields that add embedding rows to a Hugging Face model."""
+        from planning.new_embedding_rows import choose_new_rows, loads_hf_model, may_need_new_rows
+
         load = str(settings.config.checkpoint.load)
         if not (may_need_new_rows(settings) and loads_hf_model(settings)):
             return {}
@@ -153,6 +165,12 @@ class RunOrModelLoader:
 
     def from_model(self, name: str) -> Mapping[str, Any]:
         """Return the configuration fields of a Hugging Face model: sizes, weights and tokenizer."""
+        from huggingface.classifiers import classifier_run_settings, is_classifier
+        from huggingface.model_folders import CONFIG as MODEL_CONFIG
+        from huggingface.multimodal import TEXT_MODEL_TYPES
+        from huggingface.pretrained import get_local_folder, read_pretrained
+        from huggingface.sentence_transformers_files import embedding_run_settings
+
         found = read_pretrained(name)
         kind, known = found.hf_config.get_text("model_type"), family_by_model_type()
         if kind not in known:
@@ -184,6 +202,8 @@ class RunOrModelLoader:
 
 def _unsupported_reason(kind: str) -> str:
     """Return the text that says why a Hugging Face `model_type` is not supported."""
+    from config.unsupported_models import unsupported_reason
+
     reason = unsupported_reason(kind)
     return "which is not known" if reason is None else f"{reason}, which is not there"
 
@@ -195,6 +215,8 @@ def _absolute_folder(name: str) -> str:
 
 def exported_task_fields(hf_config: JsonObject) -> dict[str, str]:
     """Return the task fields of a config.json that this program exported; {} for other files."""
+    from huggingface.model_folders import TASK_FIELDS, TASK_NAME, TASK_PARAMS
+
     here: Any = hf_config.data
     for name in (TASK_PARAMS, TASK_NAME):
         here = here.get(name) if isinstance(here, dict) else None

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from checkpoints.verified_loading import has_checkpoint
 from config.config_sources import LayeredConfig
 from config.errors import ConfigError
 from config.row_ranges import format_row_ranges
 from config.sections import RunConfig
 from config.values import split_names
-from data.tokenizer import add_tokens
 from files.formatting import format_names, format_path
-from huggingface.hub import DataUnavailable, load_tokenizer
-from huggingface.pretrained import RANDOM
 from terminal.screen import say
 
 ADDED = "model.add_tokens"
@@ -73,6 +69,9 @@ def loads_hf_model(settings: LayeredConfig) -> bool:
     Raises:
         ConfigError: a flag adds tokens to a run.
     """
+    from checkpoints.verified_loading import has_checkpoint
+    from huggingface.pretrained import RANDOM
+
     load = settings.config.checkpoint.load
     if load is None or load == RANDOM:
         return False
@@ -88,6 +87,9 @@ def loads_hf_model(settings: LayeredConfig) -> bool:
 
 def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
     """Return the tokens by id whose embedding row is missing or unused in the model."""
+    from data.tokenizer import add_tokens
+    from huggingface.hub import load_tokenizer
+
     names, load = split_names(config.model.add_tokens), str(config.checkpoint.load)
     is_user_file = _uses_model_tokenizer(config)
     if is_user_file and not names:
@@ -110,6 +112,8 @@ def _uses_model_tokenizer(config: RunConfig) -> bool:
 
 def _model_token_ids(model: str, rows: int) -> set[int]:
     """Return the ids in a model's published tokenizer; the ids of all rows if it has none."""
+    from huggingface.hub import DataUnavailable, load_tokenizer
+
     try:
         return set(load_tokenizer(model).get_vocab().values())
     except DataUnavailable:

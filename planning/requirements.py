@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 import popxl
 from config.memory_lower_bound import ITEM_BYTES
 from config.sections import RunConfig
-from modelling.generation import build_resident_program, build_streamed_program
-from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
 from modelling.objectives import Objective
 from modelling.phases.evaluation import build_loss_program, evaluated_weight_map, loss_config
@@ -126,6 +124,10 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
     config = replace(config, model=replace(config.model, eval=True))
     family, on_target = get_family(config), with_target_device(config, target)
     streamed = config.generation.weights == "streamed"
+    # Training does without.
+    from modelling.generation import build_resident_program, build_streamed_program
+    from modelling.generation.decoding_strategy import strategy_from_config
+
     strategy, weight_map = strategy_from_config(config), family.weight_map(config)
     if streamed:
         program = build_streamed_program(on_target, family.generator, weight_map, strategy)

@@ -22,8 +22,10 @@ import popdist
 import run.answers.generate
 import run.evaluation.compare_with_hf
 import run.evaluation.evaluate_checkpoint
+import run.generation_throughput
 import run.hf_export
 import run.training_loop
+import run.training_throughput
 import run_export
 import run_finetuning
 import run_generation
@@ -50,8 +52,8 @@ SCRIPTS = {
     "run_inference.py": (run_inference, run.evaluation.compare_with_hf, "compare_with_hf"),
     "run_generation.py": (run_generation, run.answers.generate, "resolve_prompt_format"),
     "run_export.py": (run_export, run.hf_export, "check_lower_bound"),
-    "finetuning.py": (finetuning, finetuning, "measure_throughput"),
-    "inference.py": (inference, inference, "measure_throughput"),
+    "finetuning.py": (finetuning, run.training_throughput, "measure_throughput"),
+    "inference.py": (inference, run.generation_throughput, "measure_throughput"),
 }
 
 

@@ -24,6 +24,7 @@ import popxl_addons.optimizers.adam_8bit
 import popxl_addons.optimizers.weight_residual
 from popxl import ops
 from popxl._ir.op_registry import NoGrad, OpDef, registry
+from popxl.lazy_exports import exported_names, load_all
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 _PART = re.compile(r"(?<=<!-- supported ops -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -95,10 +96,15 @@ def _lowering_node(defn: OpDef) -> ast.AST | None:
 @cache
 def _public_functions() -> dict[str, FunctionType]:
     """Returns the public op functions, by name as shown in docs/ops.md."""
-    found: dict[str, Any] = {f"ops.{name}": getattr(ops, name) for name in ops.__all__}
+    found: dict[str, Any] = {
+        f"ops.{name}": getattr(ops, name) for name in exported_names("popxl.ops")
+    }
     for part in ("collectives", "fp8", "var_updates"):
         module = getattr(ops, part)
-        found.update((f"ops.{part}.{name}", getattr(module, name)) for name in module.__all__)
+        found.update(
+            (f"ops.{part}.{name}", getattr(module, name))
+            for name in exported_names(module.__name__)
+        )
     for module in _import_modules(popxl_addons.ops):
         found.update(
             (f"addons.{name}", value)
@@ -190,6 +196,8 @@ def _generated_lines() -> Iterator[str]:
             composed.append(name)
         if "raise NotImplementedError" in inspect.getsource(function) and not called and not made:
             refused.append(name)
+    load_all("popxl")
+    load_all("popxl_addons")
     ours = {n: d for n, d in sorted(registry().items()) if d.home.partition(".")[0] in _PACKAGES}
     yield "| gradient | types | functions |\n|---|---|---|\n"
     yield from _table_rows((d, by_op[n]) for n, d in ours.items() if n in by_op)

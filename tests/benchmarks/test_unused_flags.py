@@ -15,10 +15,11 @@ from config.flags import shortest_flag
 from config.gptj import GPTJConfig
 from huggingface.model_folders import write_hf_directory
 from modelling.model_family import get_family
+from run import generation_throughput, training_throughput
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.test_options_in_programs import OPTIONS, UNSEEN
 
-BENCHMARKS = {"T": finetuning, "R": inference}
+BENCHMARKS = {"T": training_throughput, "R": generation_throughput}
 MEASURED = {
     "T": {
         *("model.seed", "model.initializer_range", "model.max_position_embeddings", "adapter.load"),
@@ -89,14 +90,20 @@ def test_what_is_loaded_must_be_there(main, capsys) -> None:
     assert "/nonexistent" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("benchmark", [finetuning, inference])
-def test_help_shows_what_is_used_and_what_is_measured_alone(benchmark, capsys) -> None:
+@pytest.mark.parametrize(
+    ("main", "unused"),
+    [
+        (finetuning.main, training_throughput.UNUSED),
+        (inference.main, generation_throughput.UNUSED),
+    ],
+)
+def test_help_shows_what_is_used_and_what_is_measured_alone(main, unused, capsys) -> None:
     with pytest.raises(SystemExit, match="0"):
-        benchmark.main(["--help-all"])
+        main(["--help-all"])
     text = capsys.readouterr().out
     assert "(default: the run that --load names, else xxl_pod64)" in " ".join(text.split())
     for leaf in config_fields(GPTJConfig):
-        if leaf.path in benchmark.UNUSED:
+        if leaf.path in unused:
             assert f"--{shortest_flag(leaf.path)} " not in text
 
 

@@ -24,10 +24,9 @@ PAGE = (ROOT / "docs" / "adding_a_model.md").read_text("utf-8")
 LINES = {
     # what the toy adds to files that exist: a line, and the one before it
     "config/families.py": [
-        ("from config.t5 import T5Config", "from config.toy import ToyConfig"),
         (
-            '    "gptj": Family(GPTJConfig, "modelling.gptj.model"),',
-            '    "toy": Family(ToyConfig, "modelling.toy.model"),',
+            '    "gptj": Family("config.gptj", "GPTJConfig", "modelling.gptj.model"),',
+            '    "toy": Family("config.toy", "ToyConfig", "modelling.toy.model"),',
         ),
     ],
 }

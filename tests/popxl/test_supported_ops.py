@@ -9,6 +9,7 @@ import pytest
 
 from popxl import ops
 from popxl._ir.op_registry import registry
+from popxl.lazy_exports import load_all
 from runtime.tools import supported_ops
 
 PAGE = supported_ops.PAGE.read_text("utf-8")
@@ -21,6 +22,7 @@ def test_the_list_is_up_to_date():
 
 def test_the_list_names_each_function_and_each_op():
     shown = set(re.findall(r"`([\w.]+)`", LIST))
+    load_all("popxl")
     functions = {f"ops.{n}" for n in ops.__all__ if type(getattr(ops, n)).__name__ == "function"}
     functions |= {f"ops.var_updates.{name}" for name in ops.var_updates.__all__}
     assert functions - shown == set()

@@ -14,9 +14,8 @@ import os as _os
 import sys as _sys
 from contextlib import AbstractContextManager, nullcontext
 from contextlib import suppress as _suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from popdist._process_group import ProcessGroup as _ProcessGroup
 from popdist._process_info import NUM_INSTANCES as _NUM_INSTANCES
 from popdist._process_info import TOTAL_REPLICAS as _TOTAL_REPLICAS
 from popdist._process_info import DistributedError as DistributedError
@@ -24,7 +23,10 @@ from popdist._process_info import ProcessInfo as _ProcessInfo
 from popdist._process_info import env_int as _env_int
 from popdist._process_info import process_info_from_args as _process_info_from_args
 from popdist._process_info import process_info_from_env as _process_info_from_env
-from popdist._rpc_stats import RpcStats as RpcStats
+
+if TYPE_CHECKING:
+    from popdist._process_group import ProcessGroup as _ProcessGroup
+    from popdist._rpc_stats import RpcStats
 
 _joined: _ProcessGroup | None = None
 
@@ -56,7 +58,9 @@ def init(
     else:
         info = _process_info_from_args(processes, process, coordinator)
     if info.count > 1:
-        _joined = _ProcessGroup(info)
+        from popdist._process_group import ProcessGroup  # a single process does without
+
+        _joined = ProcessGroup(info)
 
 
 def isPopdistEnvSet() -> bool:  # noqa: N802 - popdist's name

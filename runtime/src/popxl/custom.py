@@ -10,6 +10,7 @@ from typing import Any, overload
 import jax
 
 from popxl._ir.op_registry import NoGrad, OpDef, define, registry
+from popxl.lazy_exports import exported_names, load_all
 from popxl.ops._emit import emit
 from popxl.tensor import Tensor
 
@@ -92,6 +93,10 @@ def _define_op(
 
 def _unused_op_name(name: str) -> str:
     """Returns `name`, with a number appended if another op has it already."""
+    function = name.removesuffix("_grad")
+    packages = ("popxl.ops", "popxl.ops.collectives", "popxl.ops.var_updates")
+    if {function, f"{function}_"} & {n for p in packages for n in exported_names(p)}:
+        load_all("popxl.ops")  # names of ops that are not imported yet are taken, too
     taken, candidate, number = registry(), name, 2
     while candidate in taken:
         candidate, number = f"{name}_{number}", number + 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from popxl._ir.op_registry import registry
+from popxl.lazy_exports import load_all
 from tests.popxl.ops.harness import (
     Case,
     OpRecord,
@@ -18,6 +19,9 @@ from tests.popxl.ops.harness import (
     run_cases,
     write_cases,
 )
+
+load_all("popxl")
+load_all("popxl_addons")
 
 FAMILIES = sorted(p.stem for p in (Path(__file__).parent / "records").glob("*.py"))
 

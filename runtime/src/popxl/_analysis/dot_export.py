@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from popxl._analysis.tensor_names import short_name
-from popxl._ir.analysis_registry import register_analysis
 
 if TYPE_CHECKING:
     from popxl._compat.session_options import SessionOptions
@@ -51,7 +50,6 @@ def _requested_checkpoints(options: SessionOptions) -> set[str]:
     return {name.upper() for name in names} - {""}
 
 
-@register_analysis
 def write_dot_checkpoint(ir: Ir, name: str) -> None:
     """Writes the program to `<name>.dot` in the folder `logDir`, if this checkpoint is enabled."""
     options = ir._pb_ir.getSessionOptions()

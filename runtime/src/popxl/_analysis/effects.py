@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from popxl._analysis.memo import graph_cached
-from popxl._ir.analysis_registry import register_analysis
 from popxl._ir.regions import G, Region, regions
 
 if TYPE_CHECKING:
@@ -71,7 +70,6 @@ def graph_effects(graph: Graph) -> Effects:
     return combine_effects(((op, regions(op)) for op in graph._ops), graph_effects)
 
 
-@register_analysis
 def program_effects(ir: Ir) -> Effects:
     """Returns the state that a run of the whole program reads and writes."""
     return graph_effects(ir.main_graph)

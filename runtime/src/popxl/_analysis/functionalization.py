@@ -23,7 +23,7 @@ from popxl._analysis.effects import Effects, combine_effects
 from popxl._analysis.memo import graph_cached, graph_cached_property
 from popxl._analysis.tensor_names import short_name
 from popxl._analysis.view_merging import MergedViews
-from popxl._ir.analysis_registry import analyses, register_analysis
+from popxl._ir.analysis_registry import analyses
 from popxl._ir.regions import Region, regions
 
 if TYPE_CHECKING:
@@ -243,7 +243,6 @@ def count_stochastic_roundings(node: Node) -> int:
 
 
 # ---- the pass -----------------------------------------------------------------------------------
-@register_analysis
 @graph_cached
 def functionalize(graph: Graph, *extra_tensors: Tensor) -> FunctionalGraph:
     """Returns the functional (SSA) form of `graph`; the main graph's inputs are its variables.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from popxl._analysis.tensor_names import short_name
-from popxl._ir.analysis_registry import register_analysis
 
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import FunctionalGraph, Node, Value
@@ -35,7 +34,6 @@ def _format_value(value: Any) -> str:
     return str(value)
 
 
-@register_analysis
 def format_op(op: Op) -> str:
     """Formats an op: `%y: float32[2, 2] = matmul(%x, %w)`, with attributes and hints."""
     lhs = ", ".join(_format_tensor(t) for t in op.outputs)
@@ -48,7 +46,6 @@ def format_op(op: Op) -> str:
     return f"{lhs + ' = ' if lhs else ''}{op.name}({args}){attrs}{modified}{hint}"
 
 
-@register_analysis
 def format_graph(graph: Graph) -> str:
     """Formats a graph with its inputs, variables, constants, ops and outputs."""
     from popxl.tensor import Shard, Variable
@@ -75,7 +72,6 @@ def _format_initial_value(t: Any) -> str:
     return f"{t._grouping!r} {t._retrieval}{location}{' sharded' if t._sharded else ''}"
 
 
-@register_analysis
 def format_ir(ir: Ir) -> str:
     """Formats the whole program: header, buffers, streams, graphs."""
     header = f"replicas={ir.replication_factor} host_transfers={ir.num_host_transfers}"
@@ -92,7 +88,6 @@ def first_error_line(error: BaseException) -> str:
 
 
 # ---- the functional form ------------------------------------------------------------------------
-@register_analysis
 def format_node(node: Node) -> str:
     """Formats a functional node: `%v'1 = add_(%v, %c)`, with the graphs that it runs."""
     lhs = ", ".join(map(_format_value_with_spec, node.outputs))
@@ -112,7 +107,6 @@ def _format_value_with_spec(value: Value) -> str:
     return f"{value!r}: {format_spec(value.spec)}"
 
 
-@register_analysis
 def format_functional_graph(graph: FunctionalGraph) -> str:
     """Formats the functional form of a graph."""
     ins = ", ".join(map(_format_value_with_spec, graph.inputs))

@@ -9,7 +9,6 @@ import numpy as np
 
 from popxl._analysis.alias_analysis import AliasAnalysis, element_indices
 from popxl._analysis.functionalization import functionalize
-from popxl._ir.analysis_registry import register_analysis
 from popxl._ir.regions import Region, regions
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from popxl.tensor import Tensor
 
 
-@register_analysis
 def modified_call_inputs(op: Op, region: Region[Graph]) -> set[int]:
     """Returns the indices of call inputs whose tensors the callee modifies in the caller too."""
     references = _writable_inputs(op, region)

@@ -45,9 +45,13 @@ _PATHS = {
 class _AliasModule(ModuleType):
     """A module under one of PopXL's paths that forwards attribute look-ups to other modules."""
 
-    def __init__(self, name: str, families: list[ModuleType]) -> None:
-        super().__init__(name, f"Stands for {', '.join(f.__name__ for f in families)}.")
-        self._families = families
+    def __init__(self, name: str, families: list[str]) -> None:
+        super().__init__(name, f"Stands for {', '.join(families)}.")
+        self._names = families
+
+    @property
+    def _families(self) -> list[ModuleType]:
+        return [importlib.import_module(name) for name in self._names]
 
     def __getattr__(self, name: str) -> Any:
         # `__file__` and the like are the families' own: `inspect` finds modules by them.
@@ -63,6 +67,6 @@ class _AliasModule(ModuleType):
 def register_module_paths(package: str) -> None:
     """Makes PopXL's module paths importable; the name `ops.add` stays the function."""
     for names, paths in _PATHS.items():
-        families = [importlib.import_module(f"{package}.{name}") for name in names.split()]
+        families = [f"{package}.{name}" for name in names.split()]
         for path in paths.split():
             sys.modules[f"{package}.{path}"] = _AliasModule(f"{package}.{path}", families)

@@ -1,20 +1,33 @@
 """Registry through which IR classes call analyses without importing them.
 
-An analysis attaches itself when it is imported, as `popxl.ops` attaches the operators of tensors.
+Analyses are a layer above the IR: each is looked up when it is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any
 
-F = TypeVar("F", bound=Callable[..., Any])
+_FUNCTIONS = {
+    "popxl._ir.create_graph": ("build_graph",),
+    "popxl._analysis.dot_export": ("write_dot_checkpoint",),
+    "popxl._analysis.effects": ("program_effects",),
+    "popxl._analysis.functionalization": ("functionalize",),
+    "popxl._analysis.printing": (
+        *("format_op", "format_graph", "format_ir", "format_node", "format_functional_graph"),
+    ),
+    "popxl._analysis.reference_overlap": ("modified_call_inputs",),
+}
+_HOMES = {name: module for module, names in _FUNCTIONS.items() for name in names}
 
-analyses = SimpleNamespace()
+
+class _Analyses:
+    """The analyses, as functions."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"no analysis {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
 
 
-def register_analysis(analysis: F) -> F:
-    """Registers the decorated function, which the IR then calls as `analyses.<its name>`."""
-    setattr(analyses, analysis.__name__, analysis)
-    return analysis
+analyses = _Analyses()

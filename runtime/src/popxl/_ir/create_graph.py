@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from popxl._ir.analysis_registry import register_analysis
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.tensor import Tensor, TensorSpec
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from popxl.ir import Ir
 
 
-@register_analysis
 def build_graph(
     ir: Ir, fn: Callable[..., Any] | Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Graph:

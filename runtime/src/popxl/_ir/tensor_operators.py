@@ -1,24 +1,25 @@
 """Python operators and methods of tensors, which call ops.
 
-Ops are a layer above tensors: `popxl.ops` attaches itself here when it is imported.
+Ops are a layer above tensors: `popxl.ops` is looked up when an operator is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import ModuleType
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 TensorT = TypeVar("TensorT")  # the class of tensors
 
-ops: Any = None  # the module popxl.ops
-_getitem: Any = None
+
+class _Ops:
+    """The functions of `popxl.ops`, which a module of this layer cannot import."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("popxl.ops"), name)
 
 
-def register_ops(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None:
-    """Sets the module whose ops tensor operators call, and the function for `tensor[key]`."""
-    global ops, _getitem
-    ops, _getitem = module, getitem
+ops = _Ops()
 
 
 def _operator_method(name: str) -> Callable[[TensorOperators[TensorT], Any], TensorT]:
@@ -109,7 +110,7 @@ class TensorOperators(Generic[TensorT]):
         Integers and slices slice; an integer tensor gathers along axis 0; a bool mask of the same
         shape zeroes the other elements.
         """
-        return _getitem(self, key)
+        return import_module("popxl.ops._getitem").getitem(self, key)
 
 
 def _tuple_or_none(value: Iterable[int] | None) -> tuple[int, ...] | None:

@@ -1,0 +1,53 @@
+"""A start imports what its own model and program need, and its process starts anew before that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.children import PYTHON_PATH
+from tests.small_runs import ROOT
+
+_PROGRAM = """
+import json, sys
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
+from modelling.model_family import get_family
+from modelling.phases.training import build_training_program
+from run.training_throughput import measure_throughput
+
+config_class = config_class_of_preset(load_preset("finetuning", "tiny"), "tiny")
+config = load_config(config_class, "finetuning", "tiny", {})
+build_training_program(config, get_family(config).build_phases)
+own = [n for n, m in sys.modules.items() if (getattr(m, "__file__", None) or "").startswith(ROOT)]
+print(json.dumps([own, [n for n in ("transformers", "torch", "scipy") if n in sys.modules]]))
+"""
+
+
+def run_python(code: str) -> list:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHON_PATH},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def test_training_imports_its_own_family_objective_and_ops_alone():
+    own, others = run_python(f"ROOT = {str(ROOT)!r}\n{_PROGRAM}")
+    assert len(own) <= 400
+    unneeded = ("modelling.generation.", "huggingface.", "modelling.llama", "config.llama")
+    assert [name for name in own if name.startswith(unneeded)] == []
+    assert {"popxl.ops.convolution", "data.pipeline", "popdist._process_group"} & set(own) == set()
+    assert others == []
+
+
+@pytest.mark.parametrize("script", ["finetuning", "inference"])
+def test_a_script_that_may_start_anew_has_imported_little(script):
+    """`restart_with_huge_pages` replaces the process, and what it imported."""
+    names = run_python(f"import json, sys, {script}\nprint(json.dumps(list(sys.modules)))")
+    assert {"jax", "numpy", "modelling", "planning"} & set(names) == set()
