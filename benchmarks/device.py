@@ -1,13 +1,14 @@
 """Measure a device: memory bandwidths, matmul FLOP/s, and training steps against their plans.
 
     python3 -m benchmarks.device --record runs/h100
+    python3 -m benchmarks.device --peers runs/peers --llmq llmq/build/train
     python3 -m benchmarks.device --config gptj_6B_gpu --runs 3
 
 `--record DIR` measures a machine within nine minutes: bandwidths, the matrix rate, and large
 presets beside their simulated steps. Each measurement is a process of its own, so one that fails
-ends alone. The record is written after each and lists those for which no time was left. Without
-`--record`, one preset trains on generated data with random weights, and one line of JSON is printed
-(`benchmarks.device_tasks`).
+ends alone. The record is written after each and lists those for which no time was left. `--peers
+DIR` compares training programs (`benchmarks.peers`). Without them, one preset trains on generated
+data with random weights, and one line of JSON is printed (`benchmarks.device_tasks`).
 """
 
 from __future__ import annotations
@@ -203,8 +204,13 @@ def _record_from_arguments(arguments: Sequence[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure a device by one task, or record the results of all tasks."""
     args = list(sys.argv[1:] if arguments is None else arguments)
-    if any(each.partition("=")[0] == "--record" for each in args):
+    flags = {each.partition("=")[0] for each in args}
+    if "--record" in flags:
         _record_from_arguments(args)
+    elif "--peers" in flags:
+        from benchmarks.peers import record_from_arguments
+
+        record_from_arguments(args)
     else:
         device_tasks.run(["train", *args])
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from data.examples import Example, Languages
 from data.preference_samples import PreferencePair, PreferenceSamples
 from data.rollout_samples import RolloutSamples, TokenizedRollout
 from data.samples import Batch, Prompts, Samples, get_segment_ids
-from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import TokenLimit, TruncationCounts
+
+if TYPE_CHECKING:
+    from data.tokenizer import TokenizedText, Tokenizer
 
 LENGTH_MULTIPLE = 8
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from config.model import StartToken
 from config.sections import RunConfig
 from config.task import OnLongTarget
-from data.examples import Example, Languages, with_languages
+from data.examples import Example, Languages, TokenizedText, with_languages
 from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.preference_samples import (
     NUM_LOSS_TOKENS,
@@ -27,7 +28,6 @@ from data.preference_samples import (
     make_kto_labels,
     max_examples_per_sample,
 )
-from data.prompt_boundary import count_leading_special_tokens
 from data.rollout_samples import RolloutSamples, TokenizedRollout, truncate_completions
 from data.sample_format import (
     SampleFormat,
@@ -47,7 +47,6 @@ from data.samples import (
     select_objective_inputs,
 )
 from data.token_sequences import DecodedSequences, TokenSequences
-from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import (
     NO_TRUNCATION,
     TokenLimit,
@@ -57,6 +56,9 @@ from data.truncation import (
     truncate_right,
     truncate_targets,
 )
+
+if TYPE_CHECKING:
+    from data.tokenizer import Tokenizer
 
 FIRST_TOKEN = 3
 """Smallest random token; the ids below are special tokens of most models."""
@@ -582,6 +584,8 @@ def _truncate_prompts(
     rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, truncate_left: bool
 ) -> tuple[list[np.ndarray], int]:
     """Truncate tokenized prompts; returns them and the number of truncated ones."""
+    from data.prompt_boundary import count_leading_special_tokens  # of texts, with a tokenizer
+
     truncated, num_truncated = list(rows), 0
     for i, ids in enumerate(truncated):
         if len(ids) > length:
