@@ -392,9 +392,10 @@ class PlacementSearch:
 
 def may_fit(variants: ProgramVariants, config: RunConfig, target_machine: Machine) -> bool:
     """Return True if the remote-buffer entries of a program fit device plus host memory."""
-    return _entry_bytes(
-        variants.get_program()[1]
-    ) <= target_machine.usable_bytes + _host_bytes_per_process(config, target_machine)
+    available = target_machine.usable_bytes
+    if not target_machine.one_memory:
+        available += _host_bytes_per_process(config, target_machine)
+    return _entry_bytes(variants.get_program()[1]) <= available
 
 
 def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:

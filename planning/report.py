@@ -136,6 +136,9 @@ class PlanReport:
         if machine.devices is None:  # virtual devices are in the host's memory
             needed = plan.host + plan.device * plan.replicas + other_bytes
             return {"memory": (needed, host)} | disk
+        if machine.one_memory:
+            needed = self.device_bytes + self.bytes_per_host + other_bytes
+            return {"memory": (needed, min(machine.usable_bytes, host))} | disk
         return {
             "device memory": (self.device_bytes, machine.usable_bytes),
             "host memory": (self.bytes_per_host + other_bytes, host),

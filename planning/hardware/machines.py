@@ -47,6 +47,8 @@ class Machine:
         host_memory: bytes of a host.
         network: bytes per second that a device sends to other hosts.
         disk: bytes of a host's local disk, of which `disk_read` and `disk_write` per second.
+        one_memory: True if a device's memory is its host's, as of a DGX Spark: `memory` and
+            `host_memory` are the same bytes.
         platform: "gpu", "tpu" or "cpu", on which devices share the host's memory.
         capability: NVIDIA's compute capability of the device; 0: it has none.
         kind: the platform's name of the device, where it is not the machine's name.
@@ -69,6 +71,7 @@ class Machine:
     disk: float = 1e12
     disk_read: float = 3e9
     disk_write: float = 1.5e9
+    one_memory: bool = False
     platform: str = "gpu"
     capability: float = 0.0
     kind: str = ""
@@ -89,6 +92,8 @@ class Machine:
         for name, rate in rates.items():
             if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not rate > 0:
                 raise ValueError(f"{name} must be a number above 0, not {rate!r}")
+        if self.one_memory and (self.devices != 1 or self.memory != self.host_memory):
+            raise ValueError("one_memory is of one device, whose memory is host_memory")
         if self.devices is not None and not (type(self.devices) is int and self.devices > 0):
             raise ValueError(f"devices must be a whole number above 0, not {self.devices!r}")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from matplotlib import image
 
 import finetuning
@@ -24,7 +25,7 @@ from config.presets import load_config, load_preset
 from docs import plans
 from modelling.layers import lm_head_loss
 from planning import placement_search
-from planning.hardware.machines import Machine, machine, machine_for_device_kind, machines
+from planning.hardware.machines import TABLE, Machine, machine, machine_for_device_kind, machines
 from planning.program_variants import ProgramVariant, VariantCache
 from planning.report import make_report
 from planning.report_text import format_report
@@ -139,9 +140,9 @@ def test_simulated_runs_take_what_programs_reach() -> None:
 def test_the_hardware_table_is_complete() -> None:
     sizes = {name: found.memory / 1e9 for name, found in machines().items()}
     assert sizes == {
-        "h100": 80, "h200": 141, "b200": 180, "gh200": 96, "gb200": 186, "a100": 80, "a800": 80,
-        "l40s": 48, "rtx4090": 24, "t4": 16, "tpu_v5e": 16, "tpu_v2": 8, "laptop": 16,
-        "laptop_64": 64,
+        "h100": 80, "h200": 141, "b200": 180, "gh200": 96, "dgx_spark": 128, "gb200": 186,
+        "a100": 80, "a800": 80, "l40s": 48, "rtx4090": 24, "t4": 16, "tpu_v5e": 16, "tpu_v2": 8,
+        "laptop": 16, "laptop_64": 64,
     }  # fmt: skip
     for found in machines().values():
         assert set(found.flops) - {"float8"} == {"float32", "bfloat16", "float16"}
@@ -339,6 +340,7 @@ def test_a_file_describes_ones_own_machine(
         ("link: 12.0e+9\nd", "lnk: 12.0e+9\nd", "has no field 'lnk'"),
         ("float16: 5.0e+13, ", "", "flops must have the rates"),
         ("devices: 1", "devices: -1", "devices must be a whole number above 0"),
+        ("devices: 1", "devices: 1\none_memory: true", "one_memory is of one device, whose"),
         ("devices: 1", "devices: 1\nachieved: 1", "achieved must have rates by these names: bandw"),
         ("devices: 1", "devices: 1\nachieved: {flop: 1}", "achieved must have rates by these"),
         ("devices: 1", "devices: 1\nachieved: {link: 0}", "achieved.link must be a number above 0"),
@@ -357,6 +359,24 @@ def test_a_file_that_describes_no_machine_is_refused_in_a_sentence(
     assert len(str(found.value)) < 300 + len(str(path))
     with pytest.raises(UserError, match="cannot be read"):
         machine(str(tmp_path / "none.yml"))
+
+
+def test_what_host_and_device_take_of_one_memory_is_added_up(tmp_path: Path) -> None:
+    """Of two memories of the same size, each holds a part."""
+    data, path = yaml.safe_load(TABLE.read_text())["dgx_spark"], tmp_path / "two.yml"
+    path.write_text(yaml.safe_dump({n: v for n, v in data.items() if n != "one_memory"}))
+    config = preset("gptj_tiny", execution={"placement": "host"})
+    one, two = (make_report("", finetuning_requirements(config, m.target), m)
+                for m in (machine("dgx_spark"), machine(str(path))))  # fmt: skip
+    assert list(one.memory_use) == ["memory"]
+    (needed, available), parts = one.memory_use["memory"], two.memory_use
+    assert list(parts) == ["device memory", "host memory"]
+    assert needed == sum(part for part, _ in parts.values())
+    assert min(part for part, _ in parts.values()) > 0
+    assert available <= machine("dgx_spark").memory
+    small = replace(machine("dgx_spark"), memory=0.9 * needed, host_memory=0.9 * needed)
+    requirements = finetuning_requirements(config, small.target)
+    assert not make_report("", requirements, small).fits
 
 
 def test_the_trace_of_a_plan_is_written_for_machines_with_device_memory(

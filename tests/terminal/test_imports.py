@@ -24,7 +24,7 @@ config_class = config_class_of_preset(load_preset("finetuning", "tiny"), "tiny")
 config = load_config(config_class, "finetuning", "tiny", {})
 build_training_program(config, get_family(config).build_phases)
 own = [n for n, m in sys.modules.items() if (getattr(m, "__file__", None) or "").startswith(ROOT)]
-print(json.dumps([own, [n for n in ("transformers", "torch", "scipy") if n in sys.modules]]))
+print(json.dumps([own, [n for n in ("transformers", "torch", "scipy") if sys.modules.get(n)]]))
 """
 
 
