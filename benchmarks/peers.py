@@ -215,6 +215,7 @@ def record_peers(
     minutes: float,
     run: Callable[[Contest, float], dict[str, Any]],
     missing: Mapping[str, str] | None = None,
+    longest: float = LONGEST,
 ) -> list[PeerRow]:
     """Run programs in order until the time is over; writes peers.json and peers.md after each."""
     end, rows = time.monotonic() + 60 * minutes, list[PeerRow]()
@@ -231,7 +232,7 @@ def record_peers(
         else:
             with GpuLog() as log:
                 try:
-                    result: dict[str, Any] = {"times": run(contest, min(left, LONGEST))}
+                    result: dict[str, Any] = {"times": run(contest, min(left, longest))}
                 except (RuntimeError, TimeoutError, ValueError, OSError, LlmqError) as error:
                     result = {"error": str(error)[-_SHOWN:]}
             seconds = time.monotonic() - start
@@ -283,6 +284,7 @@ def record_from_arguments(arguments: Sequence[str]) -> None:
     parser = Parser(description="Compare training programs on this machine within minutes.")
     parser.add_argument("--peers", type=Path, required=True, metavar="DIR", help="where it goes")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all of it")
+    parser.add_argument("--longest", type=float, default=LONGEST, help="seconds of one program")
     parser.add_argument("--llmq", type=Path, metavar="PATH", help="LLMQ's binary, `train`")
     parser.add_argument("--tiny", action="store_true", help="tiny models, on a CPU")
     parser.add_argument("--models", nargs="*", metavar="MODEL", help="of the table alone")
@@ -313,5 +315,6 @@ def record_from_arguments(arguments: Sequence[str]) -> None:
         args.minutes,
         lambda contest, timeout: run_program(contest, device, args.llmq, timeout),
         missing_programs(),
+        args.longest,
     )
     print((args.peers / "peers.md").read_text(encoding="utf-8"))

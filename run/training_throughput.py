@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from config.errors import ConfigError
 from config.flags import UnusedFields
@@ -45,6 +46,8 @@ class TrainingThroughput:
     Attributes:
         startup_seconds: time to build, trace and compile the program.
         compile_seconds: time to trace and compile it.
+        start_parts: seconds from the start of the process to the end of the first step, by part;
+            imports include the command line, and its plan.
         seconds_per_step: time of an optimizer step, with the transfers from the host.
         target_tokens_per_second: loss tokens per second.
         compute_bytes: device memory of one replica, without the model's state.
@@ -59,6 +62,7 @@ class TrainingThroughput:
     samples_per_step: int
     startup_seconds: float
     compile_seconds: float
+    start_parts: dict[str, float]
     seconds_per_step: float
     samples_per_second: float
     target_tokens_per_second: float
@@ -89,7 +93,7 @@ def measure_throughput(
             f"generated data are texts alone, without what {config.training.objective} learns "
             "from: give --training.objective cross_entropy"
         )
-    family = get_family(config)
+    family, imports = get_family(config), seconds_since_process_start()
     start = time.perf_counter()
     model = TrainingSession(config)
     startup = time.perf_counter() - start
@@ -98,6 +102,9 @@ def measure_throughput(
         config, family.sample_format.make_random_samples(config, 4 * samples, None)
     )
     model.write(family.weight_map(config).init_weights(config.model.seed))
+    compilation = model.session.startup_stats.seconds
+    parts = {"imports": imports, "program": startup - compilation, "compilation": compilation}
+    parts["data and weights"] = time.perf_counter() - start - startup
 
     def train_step(run: int) -> tuple[float, list[StepResult]]:
         batches = [loader.next_batch() for _ in range(iterations)]
@@ -107,7 +114,7 @@ def measure_throughput(
 
     seconds, tokens, besides_disk = [], [], None
     with model:
-        train_step(0)
+        parts["first step"] = train_step(0)[0] * iterations
         before, cpu = model.session.disk_traffic, os.times()
         for run in range(1, runs + 1):
             taken, results = train_step(run)
@@ -123,7 +130,8 @@ def measure_throughput(
     return TrainingThroughput(
         samples,
         startup,
-        model.session.startup_stats.seconds,
+        compilation,
+        parts,
         per_step,
         samples / per_step,
         statistics.mean(tokens) / per_step,
@@ -138,6 +146,15 @@ def measure_throughput(
         results[-1].loss,
         replace(use, peak_host_bytes=peak),
     )
+
+
+def seconds_since_process_start() -> float:
+    """Returns the age of this process, restarts included; without /proc, its processor time."""
+    try:
+        started = int(Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return time.process_time()
 
 
 def os_kernel_time_fraction(before: os.times_result, after: os.times_result) -> float:

@@ -240,8 +240,11 @@ def test_wrong_arguments_are_named(arguments: list[str], message: str, tmp_path,
 def test_all_of_it_tiny(tmp_path: Path, capsys) -> None:
     models = ["--models", "tiny Qwen2.5"]
     binary = ["--llmq", str(fake_llmq(tmp_path))]
-    folder = tmp_path / "peers"
-    assert device.main(["--peers", str(folder), "--tiny", *models, *binary, "--minutes", "30"]) == 0
+    folder, limit = tmp_path / "peers", ["--longest", "600"]
+    assert (
+        device.main(["--peers", str(folder), "--tiny", *models, *binary, "--minutes", "30", *limit])
+        == 0
+    )
     rows = json.loads((folder / "peers.json").read_text())
     failed = {row["program"]: row["error"] for row in rows if row["error"]}
     assert set(failed) <= {DEEPSPEED}
