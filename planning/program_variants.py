@@ -14,7 +14,6 @@ from modelling.devices import resolve_platform
 from modelling.model_family import get_family
 from modelling.phases.settings import ALL
 from modelling.phases.training import TrainingProgram, build_training_program
-from planning.teacher_config import held_teacher
 
 _MIN_SHARE = 0.02  # smallest fraction of the FLOPs of layer types that are worth a simulation
 MIN_GAIN = 0.01  # smallest fraction of the time that is worth more memory
@@ -109,7 +108,11 @@ class VariantCache:
 
 def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
     family, on_target = get_family(config), with_target_device(config, target)
-    weight_map, teacher = family.weight_map(config), held_teacher(on_target)
+    weight_map, teacher = family.weight_map(config), None
+    if config.training.holds_teacher:
+        from planning.teacher_config import held_teacher  # other objectives do without
+
+        teacher = held_teacher(on_target)
 
     def build(variant: ProgramVariant) -> TrainingProgram:
         return build_training_program(
