@@ -17,6 +17,7 @@ from tests.modelling.sessions import check_continuing
 from tests.modelling.t5 import training as t5
 from tests.modelling.t5.test_kinds import config_of as kind_config
 from tests.modelling.t5.test_kinds import their_model
+from tests.modelling.test_passes import all_on_disk
 from tests.modelling.torch_training import logical
 from tests.slow import slow
 
@@ -98,6 +99,20 @@ def test_a_run_continues_bit_for_bit(update: str) -> None:
             model.run([given[step]], [RATE], step)
 
     check_continuing(TrainingSession(config), logical(t5.their_model(1)), run)
+
+
+@pytest.mark.slow
+def test_state_on_disk_changes_no_bit() -> None:
+    """The programs share the entries on disk, which were planned for the longest."""
+    config = with_buckets(t5_config(1, 1, 4), "4,8")
+    config = config.with_values({"model.dropout_prob": 0.1, "execution.update": "deferred"})
+    weights, given = logical(t5.their_model(1)), batches(config, t5.batches(1)[0])
+    losses, state = train(config, weights, given)
+    with all_on_disk() as folder:
+        on_disk = config.with_values({"execution.disk": folder})
+        found = train(on_disk, weights, given)
+    assert found[0] == losses
+    assert [n for n in state if found[1][n].tobytes() != state[n].tobytes()] == []
 
 
 @pytest.mark.slow
