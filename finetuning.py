@@ -3,15 +3,22 @@
     python3 finetuning.py --config tiny
     python3 finetuning.py --config small --micro_batch_size 8 --runs 10
 
-Starts from random weights. Ends with one JSON line.
+Starts from random weights. Ends with one JSON line. `TrainingSession` is the session to import.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from popxl.lazy_exports import lazy_exports
 from terminal.entry_point import entry_point
+
+if TYPE_CHECKING:
+    from sessions.training import TrainingSession as TrainingSession
+else:
+    lazy_exports(__name__)
 
 
 @entry_point()

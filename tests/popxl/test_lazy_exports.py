@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import finetuning
+import inference
 import popxl
+import sessions.generation
+import sessions.training
 from popxl.lazy_exports import exported_names, load_all
 
 ROOT = Path(__file__).parents[2]
@@ -98,3 +102,8 @@ def test_operators_of_tensors_are_ops_whatever_was_imported():
         "print(json.dumps([list(y.shape), 'add' in str(ir)]))"
     )
     assert found == [[1], True]
+
+
+def test_root_scripts_export_their_sessions():
+    assert finetuning.TrainingSession is sessions.training.TrainingSession
+    assert inference.GenerationSession is sessions.generation.GenerationSession
