@@ -14,7 +14,7 @@ import popxl_addons as addons
 from config.metrics import compute_metric_mean
 from data.samples import IGNORE_INDEX, Batch
 from modelling.layers import ActivationLayout, ParallelGroups
-from modelling.objectives import OBJECTIVES, CrossEntropy, Objective
+from modelling.objectives import CrossEntropy, Objective, make_objective
 from popxl import Tensor, TensorSpec, ops
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.standalone_modules import gptj_head
@@ -82,7 +82,7 @@ def test_a_head_takes_and_learns_what_its_objective_says() -> None:
 
 
 def test_cross_entropy_counts_labels_and_leaves_out_what_fills_up() -> None:
-    objective = OBJECTIVES["cross_entropy"](small_config())
+    objective = make_objective(small_config())
     labels = np.array([[1, 2], [3, IGNORE_INDEX], [4, 5], [6, 7]], np.int32)
     batch = {"labels": labels, "input_ids": labels}
     assert objective.normalizer(batch) == 7

@@ -23,7 +23,8 @@ from run.training_throughput import measure_throughput
 config_class = config_class_of_preset(load_preset("finetuning", "tiny"), "tiny")
 config = load_config(config_class, "finetuning", "tiny", {})
 build_training_program(config, get_family(config).build_phases)
-own = [n for n, m in sys.modules.items() if (getattr(m, "__file__", None) or "").startswith(ROOT)]
+files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+own = [n for n, f in files.items() if f.startswith(ROOT) and "site-packages" not in f]
 print(json.dumps([own, [n for n in ("transformers", "torch", "scipy") if sys.modules.get(n)]]))
 """
 
