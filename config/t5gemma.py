@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from typing import Annotated, ClassVar, Literal
 
 from config.base import ConfigSection
-from config.errors import ConfigError
+from config.errors import ConfigError, ContradictionError
 from config.llama import FULL, SLIDING, LayerType, LlamaRope
 from config.model import ModelSection, check_eos_token_ids
 from config.sections import RunConfig
@@ -249,6 +249,13 @@ class T5GemmaConfig(RunConfig):
         for name, stack in self.model.stacks.items():
             self.check_key_value_heads(
                 f"model.{name}.num_key_value_heads", stack.num_key_value_heads
+            )
+        if self.model.is_merged and self.fp8.enabled and self.fp8.recipe == "delayed":
+            raise ContradictionError(
+                "fp8.recipe delayed scales each linear layer for one input, but the decoder of "
+                "T5Gemma 2 applies those of keys and values to two: set fp8.recipe current",
+                {"fp8.recipe": "current"},
+                "model.model_type",
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:

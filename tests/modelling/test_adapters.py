@@ -574,7 +574,11 @@ MORE_BITS = [((1, 1, 4), 4), ((1, 1, 4), 8), ((2, 2, 2), 8)]
     [
         ("phi3", (2, 2, 2), 4),
         *(slow("phi3", *c) for c in MORE_BITS),
-        one_of_many("umt5", (1, 1, 8), 4),
+        *(one_of_many(kind, (1, 1, 8), 4) for kind in ENCODER_DECODERS),
+        *(
+            one_of_many(kind, (1, 1 if kind == "t5gemma" else 2, 8), 8)  # 18 features of a shard
+            for kind in ENCODER_DECODERS
+        ),
     ],
 )
 def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(

@@ -2,8 +2,9 @@
 
     python processes.py FOLDER CASE...
 
-A case is PRESET-DP-TP. Process 0 writes FOLDER/PROCESSES/CASE.json: losses, gradient norms, the
-loss of an evaluation and digests of weights; all processes together save FOLDER/PROCESSES/CASE.
+A case is PRESET-DP-TP, or PRESET+LENGTHS-DP-TP with buckets of lengths. Process 0 writes
+FOLDER/PROCESSES/CASE.json: losses, gradient norms, the loss of an evaluation and digests of
+weights; all processes together save FOLDER/PROCESSES/CASE.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ STEPS, RATE = 3, 1e-2
 
 def config_of(case: str) -> RunConfig:
     """A model of a layer, with two micro-batches on each copy."""
-    preset, dp, tp = case.rsplit("-", 2)
+    model, dp, tp = case.rsplit("-", 2)
+    preset, _, lengths = model.partition("+")
     data = load_preset("finetuning", preset)
     changes = {
         "model": {"layers": 1, "hidden_size": 16, "attention": {"heads": 4}, "sequence_length": 8},
@@ -50,6 +52,8 @@ def config_of(case: str) -> RunConfig:
     if preset == "tiny":
         changes["model"] |= {"d_ff": 16, "dropout_prob": 0.1}
         changes["model"]["attention"]["d_kv"] = 4
+    if lengths:
+        changes["data"] = {"length_buckets": lengths}
     data = merge_over(data, changes)
     return config_class_of_preset(data, preset).from_dict(data)
 

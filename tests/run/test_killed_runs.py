@@ -22,7 +22,14 @@ import run_finetuning
 from checkpoints.step_folders import list_step_folders
 from run.records.metrics_jsonl import StepMetrics, read_metrics
 from tests.run.saved import digests, flip_in
-from tests.small_runs import GPTJ, RATE, TRAINING, few_examples, finetuning
+from tests.small_runs import (
+    ENCODER_DECODERS,
+    GPTJ,
+    RATE,
+    TRAINING,
+    few_examples,
+    finetuning,
+)
 
 SEED = 20
 FLAGS = [*TRAINING, "--checkpoint.steps", "3"]
@@ -48,6 +55,10 @@ disk_offload.check_memory_limit = lambda *_: None
 """A limit below what any program takes puts all on disk that can be."""
 FLAGS_OF_FEW = [*GPTJ, *RATE, "--dropout_prob", "0.1", "--checkpoint.steps", "3"]
 """A program that compiles soon."""
+FLAGS_OF_LENGTHS = [
+    *("--device", "cpu", "--global_batch_size", "8", "--micro_batch_size", "4"),
+    *("--checkpoint.steps", "3", *RATE, "--dropout_prob", "0.1", "--data.length_buckets", "16"),
+]
 FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
@@ -285,3 +296,13 @@ def check_on_disk(folder: Path, executables: Path, kills: int) -> Lives:
 def test_on_disk_killed_a_hundred_times(tmp_path, executables):
     lives = check_on_disk(tmp_path, executables, int(os.environ.get("KILLS", "100")))
     assert lives.while_saving
+
+
+@pytest.mark.slow
+@pytest.mark.quickly
+@pytest.mark.parametrize("kind", ["umt5", "m2m_100", "t5gemma2"])
+def test_an_encoder_decoder_is_killed(kind, tmp_path, executables):
+    """With samples of two lengths, and dropout."""
+    given = [*ENCODER_DECODERS[kind], *FLAGS_OF_LENGTHS]
+    lives = killed(tmp_path / "run", executables, 2, {}, given=given)
+    check_against_an_uninterrupted_run(lives, tmp_path / "reference")

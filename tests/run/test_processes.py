@@ -57,6 +57,13 @@ def test_two_processes_train_as_one_does(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_draw_the_same_buckets_of_lengths(tmp_path):
+    """Each runs the program of the batch's length, whatever its own samples have."""
+    case = "tiny+4,6-2-2"
+    assert_alike(trained(2, tmp_path, case)[case], train(case, tmp_path / "1"))
+
+
+@pytest.mark.slow
 def test_any_layout_in_one_two_and_four_processes(tmp_path):
     """Sums of four terms depend on their order, which gloo chooses: the last bits differ."""
     found = {n: trained(n, tmp_path, *ALL) for n in (1, 2, 4)}

@@ -102,10 +102,11 @@ def test_a_run_continues_bit_for_bit(update: str) -> None:
 
 
 @pytest.mark.slow
-def test_state_on_disk_changes_no_bit() -> None:
+@pytest.mark.parametrize("update", ["deferred", "end"])
+def test_state_on_disk_changes_no_bit(update: str) -> None:
     """The programs share the entries on disk, which were planned for the longest."""
     config = with_buckets(t5_config(1, 1, 4), "4,8")
-    config = config.with_values({"model.dropout_prob": 0.1, "execution.update": "deferred"})
+    config = config.with_values({"model.dropout_prob": 0.1, "execution.update": update})
     weights, given = logical(t5.their_model(1)), batches(config, t5.batches(1)[0])
     losses, state = train(config, weights, given)
     with all_on_disk() as folder:

@@ -18,6 +18,7 @@ from run.initial_state import load_weights
 from run.resume import resolve_initial_state
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
+from tests.modelling.encoder_decoders import KINDS as ENCODER_DECODERS
 from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama import training as llama
@@ -26,9 +27,10 @@ from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning, inference
 from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import logical
-from tests.slow import slow
+from tests.slow import one_of_many, slow
 
 STEPS, RATE = 3, 1e-2
+KINDS = {kind: of for kind, of in ENCODER_DECODERS.items() if kind != "t5gemma2"}
 RECIPE = FP8(enabled=True, amax_history_len=8, interval=2, head=True)
 Tensors = Mapping[str, np.ndarray]
 
@@ -37,16 +39,23 @@ def config_of(family: str, dp: int, tp: int, micro: int, fp8: FP8 = RECIPE) -> R
     """16 samples in a global batch, 8 of Llama's; everything is sharded that can be."""
     if family == "llama":
         return replace(llama_config(hf_config("mistral"), dp, tp, micro), fp8=fp8)
+    if family in KINDS:
+        # Most have tied heads, which stay in the training precision.
+        return replace(KINDS[family].config(dp, tp, micro), fp8=replace(fp8, head=False))
     if family == "t5":
         return replace(t5.our_config(dp, tp, micro, layers=1), fp8=fp8)
     return replace(small_config(dp, tp, micro, layers=2), fp8=fp8)
 
 
 def batches(family: str, count: int = STEPS) -> list:
+    if family in KINDS:
+        return KINDS[family].batches(count)
     return {"t5": t5, "gptj": gptj, "llama": llama}[family].batches(count)
 
 
 def initial(family: str) -> Tensors:
+    if family in KINDS:
+        return KINDS[family].weights()
     if family != "gptj":
         config = config_of(family, 1, 1, 4)
         return get_family(config).weight_map(config).init_weights(5)
@@ -93,6 +102,7 @@ def scales(tensors: Tensors) -> dict[str, np.ndarray]:
         slow("t5", 1, 1, 16),
         slow("llama", 2, 2, 2),
         slow("llama", 1, 4, 4),  # two devices hold each head of keys
+        *(one_of_many(kind, 2, 2, 4) for kind in KINDS),
     ],
 )
 def test_every_split_gives_the_same_scales_and_losses(family, dp, tp, micro):
@@ -152,6 +162,7 @@ def test_the_state_is_that_of_linear_layers_and_not_the_optimizers():
         slow("t5", (2, 2, 2)),
         slow("llama", (2, 2, 2)),
         slow("llama", (1, 4, 4)),
+        *(one_of_many(kind, (2, 2, 4)) for kind in KINDS),
     ],
 )
 def test_a_run_goes_on_bit_for_bit_and_in_another_layout(family, other, tmp_path):
