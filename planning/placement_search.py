@@ -118,8 +118,8 @@ def simulate_fastest_trial(
 ) -> PlacementTrial:
     """Simulate variants of a training program on a machine, and return the fastest trial."""
     search = PlacementSearch.for_machine(target_machine, variants, config)
-    first, *others = sorted(candidates, key=search.compute_seconds)
-    return search.find_fastest(search.simulate_variant(first), others)
+    first = min(candidates, key=search.compute_seconds)
+    return search.find_fastest(search.simulate_variant(first), candidates)
 
 
 def _resolve_auto_options(
@@ -180,6 +180,7 @@ class PlacementSearch:
     Args:
         memory: bytes of a device.
         host: bytes of host memory of a replica.
+        one_memory: see `Machine`.
     """
 
     def __init__(
@@ -189,8 +190,9 @@ class PlacementSearch:
         config: RunConfig,
         memory: float,
         host: float,
+        one_memory: bool = False,
     ) -> None:
-        self._config = config
+        self._config, self._one_memory = config, one_memory
         self._variants, self._rates, self._memory, self._host = variants, rates, memory, host
         self._known = variants.trials((rates, memory, host))
         self.tried: list[PlacementTrial] = []
@@ -207,7 +209,8 @@ class PlacementSearch:
         """Create a search on a machine; arguments as for `search_placement`."""
         rates = machine.achieved_rates(config.model.precision, config.num_replicas)
         host = host or _host_bytes_per_process(config, machine)
-        return cls(variants, rates, config, memory or machine.usable_bytes, host)
+        memory = memory or machine.usable_bytes
+        return cls(variants, rates, config, memory, host, machine.one_memory)
 
     def find_best_remat(self, per_pass: int) -> PlacementTrial:
         """Return the fastest trial over sets of saved activations, at `per_pass` micro-batches.
@@ -227,7 +230,7 @@ class PlacementSearch:
         return self.find_fastest(best, [replace(best.variant, saved_layers=p) for p in policies])
 
     def find_fastest(
-        self, best: PlacementTrial, variants: Sequence[ProgramVariant]
+        self, best: PlacementTrial, variants: Collection[ProgramVariant]
     ) -> PlacementTrial:
         """Return the fastest trial of these program variants; `best` if none is faster.
 
@@ -379,7 +382,8 @@ class PlacementSearch:
         return self._may_traced_fit_device(self._program_and_trace(variant)[1])
 
     def _may_traced_fit_device(self, traced: popxl.plan.TracedProgram) -> bool:
-        return _entry_bytes(traced) <= self._memory + self._host
+        available = self._memory + (0 if self._one_memory else self._host)
+        return _entry_bytes(traced) <= available
 
     def _fits_device(
         self, traced: popxl.plan.TracedProgram, placement: popxl.plan.Placement
@@ -387,15 +391,17 @@ class PlacementSearch:
         """Return two truth values: if a placement fits the device's memory, and the host's."""
         stored = traced.permanent_storage()
         on_device = stored.on_device + placement.timeline.extent
-        return on_device <= (1 - popxl.plan.MARGIN) * self._memory, stored.remote <= self._host
+        if self._one_memory:
+            on_host_fits = stored.remote + on_device <= min(self._memory, self._host)
+        else:
+            on_host_fits = stored.remote <= self._host
+        return on_device <= (1 - popxl.plan.MARGIN) * self._memory, on_host_fits
 
 
 def may_fit(variants: ProgramVariants, config: RunConfig, target_machine: Machine) -> bool:
     """Return True if the remote-buffer entries of a program fit device plus host memory."""
-    available = target_machine.usable_bytes
-    if not target_machine.one_memory:
-        available += _host_bytes_per_process(config, target_machine)
-    return _entry_bytes(variants.get_program()[1]) <= available
+    search = PlacementSearch.for_machine(target_machine, variants, config)
+    return search._may_traced_fit_device(variants.get_program()[1])
 
 
 def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:

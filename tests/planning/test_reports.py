@@ -377,6 +377,14 @@ def test_what_host_and_device_take_of_one_memory_is_added_up(tmp_path: Path) -> 
     small = replace(machine("dgx_spark"), memory=0.9 * needed, host_memory=0.9 * needed)
     requirements = finetuning_requirements(config, small.target)
     assert not make_report("", requirements, small).fits
+    for factor in (1.0, 1.1, 1.3):
+        size = factor * needed
+        target = replace(machine("dgx_spark"), memory=size, host_memory=size)
+        report = make_report(
+            "", finetuning_requirements(preset("gptj_tiny"), target.target), target
+        )
+        assert report.requirements.placement_result is not None
+        assert report.requirements.placement_result.best.fits == report.fits, factor
 
 
 def test_the_trace_of_a_plan_is_written_for_machines_with_device_memory(
