@@ -102,12 +102,15 @@ def teacher_outputs(config: RunConfig, of_teacher: RunConfig) -> tuple[Objective
 
 
 def held_teacher(
-    config: RunConfig, weights: Callable[[], Arrays] | None = None
+    config: RunConfig,
+    of_teacher: RunConfig | None = None,
+    weights: Callable[[], Arrays] | None = None,
 ) -> HeldTeacher | None:
     """Returns the teacher's head that the student's program holds; None if it holds none.
 
     Args:
         config: the student's configuration.
+        of_teacher: see `teacher_config`; None: it is read.
         weights: returns the teacher's weights; None: for a plan.
 
     Raises:
@@ -115,7 +118,7 @@ def held_teacher(
     """
     if not config.training.holds_teacher:
         return None
-    of_teacher = teacher_config(config)[0]
+    of_teacher = of_teacher or teacher_config(config)[0]
     make_head = partial(get_family(of_teacher).build_head, of_teacher)
     held = HeldTeacher(of_teacher, config.model.output_vocab_size, make_head, weights)
     held.check_supported()

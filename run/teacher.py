@@ -71,8 +71,8 @@ class Teacher:
         """
         if config.training.objective != "distill":
             return None
-        held_teacher(config)  # its errors come before the pass
         of_teacher, tokenizer_name = teacher_config(config)
+        held_teacher(config, of_teacher)  # its errors come before the pass
         _check_vocabulary(config, of_teacher, data.tokenizer, tokenizer_name)
         check_lower_bound(of_teacher)
         location = Path(config.training.teacher_cache or folder.teacher_folder)
@@ -100,7 +100,7 @@ class Teacher:
     @property
     def held(self) -> HeldTeacher | None:
         """The teacher's head that the student's program holds; None if it holds none."""
-        return held_teacher(self.config, self.model.weights)
+        return held_teacher(self.config, self.model.config, self.model.weights)
 
     def remove_drafts(self) -> None:
         """Delete unfinished files of outputs that no process is writing."""
