@@ -123,9 +123,9 @@ CHILDREN = {"ours": train_step, "transformers": train_step_with_transformers}
 def check_agreement(metrics: Mapping[str, Mapping[str, float]]) -> None:
     """Raise UserError if the programs' losses differ, or their norms."""
     for name in ("loss", "grad_norm"):
-        ours, theirs = (metrics[child][name] for child in CHILDREN)
-        if not abs(ours - theirs) <= TOLERANCE * abs(theirs):
-            raise UserError(f"our {name} is {ours}, transformers' {theirs}")
+        found, expected = (metrics[child][name] for child in CHILDREN)
+        if not abs(found - expected) <= TOLERANCE * abs(expected):
+            raise UserError(f"our {name} is {found}, transformers' {expected}")
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:

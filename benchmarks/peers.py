@@ -139,7 +139,7 @@ def run_program(contest: Contest, device: str, llmq: Path | None, timeout: float
     """Run one program in a process of its own; returns its times.
 
     Raises:
-        RuntimeError: it failed, with its last words.
+        RuntimeError: it failed, with the last line of its output.
         TimeoutError: it took too long.
     """
     program, work = contest
@@ -156,8 +156,8 @@ def run_program(contest: Contest, device: str, llmq: Path | None, timeout: float
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"stopped after {timeout:.0f} s") from None
     if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise RuntimeError((words or [f"exit code {done.returncode}"])[-1][-_SHOWN:])
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise RuntimeError((lines or [f"exit code {done.returncode}"])[-1][-_SHOWN:])
     times: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return times
 
