@@ -2,7 +2,7 @@
 
 To hash a teacher of 70 B parameters reads 140 GB. The files count as unchanged if their paths,
 sizes, inodes, and the times of the last change of content and inode are the same: the latter is set
-by the kernel at every write and replacement, and no program can set it back.
+by the kernel at every write and replacement, from the clock of the system.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KnownDigests:
         """Return the stored digests by weight name; none if the files have changed."""
         try:
             stored = read_json_object(self.path)
-            if stored.data.get("files") == self._content({})["files"]:
+            if stored.data.get("files") == self._files_state:
                 return stored.get_text_dict("sha256")
         except FileError:
             pass
@@ -78,8 +78,12 @@ class KnownDigests:
             say(f"warning: {error}; the next start reads all weights")
 
     def _content(self, sha256: Mapping[str, str]) -> dict[str, Any]:
-        files = {name: list(state) for name, state in self.before.items()}
-        return {"files": files, "sha256": dict(sha256)}
+        return {"files": self._files_state, "sha256": dict(sha256)}
+
+    @property
+    def _files_state(self) -> dict[str, list[int]]:
+        """State of the files as JSON has it."""
+        return {name: list(state) for name, state in self.before.items()}
 
 
 def _state_of(files: Sequence[Path]) -> dict[str, Sequence[int]]:
