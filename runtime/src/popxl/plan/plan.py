@@ -38,7 +38,9 @@ class TracedProgram:
     schedule: Schedule
     segment_costs: Mapping[Segment, SegmentCost]
     temporaries: Callable[[Segment], int]
-    _estimates: list[StagedTimeEstimate] = field(init=False, repr=False, default_factory=list)
+    _estimates: list[StagedTimeEstimate] = field(
+        init=False, repr=False, compare=False, default_factory=list
+    )
 
     def permanent_storage(self) -> Storage:
         """Returns the bytes that the program stores permanently (see `storage_of`)."""
