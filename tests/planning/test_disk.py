@@ -16,6 +16,7 @@ from config.t5 import T5Config
 from planning.hardware.disk_offload import IO_BUFFERS, PROCESS_BYTES, offload_to_disk
 from planning.hardware.machines import machines
 from planning.placement_search import may_fit
+from planning.program_variants import ProgramVariants, default_variant
 from tests.popxl.on_disk import ROWS, SIZE, program
 
 ENTRY = 4 * SIZE
@@ -72,16 +73,16 @@ def test_a_simulated_run_waits_for_the_disk(has_own_memory: bool) -> None:
 
 
 def test_entries_need_room_wherever_they_are() -> None:
-    traced = popxl.plan.trace_program(program(2)[0])
-    stored = traced.permanent_storage()
+    stored = popxl.plan.trace_program(program(2)[0]).permanent_storage()
     assert stored.remote > 0 < stored.disk
-    candidates: Any = SimpleNamespace(get_program=lambda: (None, traced))
+    built: Any = SimpleNamespace(ir=program(2)[0])
     one = load_config(T5Config, "finetuning", "tiny").with_values({"execution.data_parallel": 1})
+    variants = ProgramVariants(lambda _: built, default_variant(one), "cpu")
 
     def fits(nbytes: int) -> bool:
         """Half of them on the device."""
         half = machines()["h200"].with_usable_bytes(nbytes / 2)
-        return may_fit(candidates, one, replace(half, host_memory=nbytes / 2, devices=1))
+        return may_fit(variants, one, replace(half, host_memory=nbytes / 2, devices=1))
 
     entries = 2 * ROWS * ENTRY
     assert (fits(entries), fits(entries - 4)) == (True, False)
