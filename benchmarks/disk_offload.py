@@ -10,11 +10,12 @@ command.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -229,6 +230,27 @@ def _disk_time_lower_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dic
         "disk_seconds": disk,
         "of_bound": bound / metrics["seconds_per_step"],
     }
+
+
+def parse_arguments(
+    description: str | None,
+    runs: Collection[str],
+    children: Collection[str],
+    arguments: Sequence[str] | None,
+) -> argparse.Namespace:
+    """Parse the command line of a benchmark that measures one run in child processes.
+
+    Args:
+        description: the benchmark's docstring, whose first line is shown as help.
+        runs, children: names of the runs, and of what a child process does.
+        arguments: None: those of this process.
+    """
+    parser = Parser(description=(description or "").partition("\n")[0])
+    parser.add_argument("run", choices=runs, help="which model")
+    parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
+    parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
+    parser.add_argument("--child", choices=children, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
 
 
 def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:

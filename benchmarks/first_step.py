@@ -13,7 +13,6 @@ Both must agree. Adds a line of JSON to the record: loss, norm, seconds and memo
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.disk_offload import append_record, build_config
+from benchmarks.disk_offload import append_record, build_config, parse_arguments
 from config.errors import UserError
 from config.sections import RunConfig
 from data.samples import IGNORE_INDEX, Batch
@@ -36,7 +35,6 @@ from run.records.throughput import peak_host_bytes
 from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages
-from terminal.parser import Parser
 
 RUNS = ("base_adamw", "large_adamw", "nllb_1_3b_adamw")
 """Those of `benchmarks.disk_offload.RUNS` that train all weights of an encoder-decoder."""
@@ -155,12 +153,7 @@ def _run_child(name: str, child: str, folder: Path) -> dict[str, float]:
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare one run's first step with transformers, and add the metrics to the record file."""
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", choices=RUNS, help="which model")
-    parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
-    parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
-    parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
-    args = parser.parse_args(arguments)
+    args = parse_arguments(__doc__, RUNS, CHILDREN, arguments)
     config = exact_config(build_config(args.run, str(args.folder / "disk")))
     export = args.folder / "export"
     if args.child:
