@@ -186,7 +186,7 @@ class BartAttention(MultiHeadAttention):
         self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Computes self-attention: (batch, length, hidden) -> the same shape."""
         q, k, v = (self.split_heads(t) for t in self.qkv(self.groups.copy_to_tp(x)))
         masks, lengths = ctx.padding_mask(bool(self.fused))
         return self.out_proj(self.attend(q, k, v, ctx, masks, lengths))
@@ -204,7 +204,7 @@ class BartCrossAttention(CrossAttention):
         self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        """Cross-attends: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         q = self.q_proj(self.groups.copy_to_tp(ctx.packing.pack_sequences(x)))
         return ctx.packing.unpack_sequences(self.out_proj(self.attend_encoded(q, ctx)))
 
@@ -253,7 +253,7 @@ class BartEncoderLayer(BartLayer):
         super().__init__(c, c.encoder_attention_heads, c.encoder_ffn_dim, causal=False)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+        """Runs the layer: (batch, length, hidden) -> the same shape."""
         x = self.add_branch(x, self.self_attn, self.self_attn_layer_norm, ctx)
         return self.add_branch(x, self.feed_forward, self.final_layer_norm, ctx)
 
@@ -267,7 +267,7 @@ class BartDecoderLayer(BartLayer):
         self.encoder_attn_layer_norm = LayerNorm(c.hidden_size, EPSILON)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        """Runs the layer: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         x = self.add_branch(x, self.self_attn, self.self_attn_layer_norm, ctx)
         x = self.add_branch(x, self.encoder_attn, self.encoder_attn_layer_norm, ctx)
         return self.add_branch(x, self.feed_forward, self.final_layer_norm, ctx)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from modelling.layers.norm import RMSNorm as RMSNorm
     from modelling.layers.norm import ShardedRMSNorm as ShardedRMSNorm
     from modelling.layers.output_layer import PooledHeadLoss as PooledHeadLoss
-    from modelling.layers.output_layer import WholeLinear as WholeLinear
+    from modelling.layers.output_layer import ReplicatedLinear as ReplicatedLinear
     from modelling.layers.output_layer import as_lm_head as as_lm_head
     from modelling.layers.output_layer import make_output_layer as make_output_layer
     from modelling.layers.parallel import ParallelGroups as ParallelGroups

@@ -133,7 +133,7 @@ class LMHeadLoss(HeadLoss):
     def compute_logits(
         self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None
     ) -> Tensor:
-        """x: (batch, length, hidden) -> float32 logits (batch, length, local vocab size).
+        """Computes logits: (batch, length, hidden) -> float32 (batch, length, local vocab size).
 
         Args:
             embedding_weights: see `VocabularyEmbedding`, if the head is tied and this graph has

@@ -18,7 +18,7 @@ from modelling.objectives.pooled import PooledObjective
 from popxl import Tensor, float32
 
 
-class WholeLinear(Module):
+class ReplicatedLinear(Module):
     """A linear layer in float32 that is equal on all replicas: y = x @ weight + bias.
 
     Args:
@@ -109,6 +109,6 @@ def make_output_layer(
     module = None
     if head == "classifier":
         size = config.model.hidden_size
-        score = partial(WholeLinear, size, config.num_labels, std, bias=False, hf_name="score")
+        score = partial(ReplicatedLinear, size, config.num_labels, std, bias=False, hf_name="score")
         module = (classifier or score)()
     return PooledHeadLoss(norm, norm_name, module, dropout, expert_usage)

@@ -21,10 +21,10 @@ from modelling.layers import (
     Linear,
     Module,
     MultiHeadAttention,
+    ReplicatedLinear,
     RMSNorm,
     StackContext,
     VocabularyEmbedding,
-    WholeLinear,
     get_activation,
     make_output_layer,
 )
@@ -188,8 +188,8 @@ class T5ClassificationHead(Module):
     def __init__(self, c: T5Model) -> None:
         super().__init__("classification_head")
         hidden, std = c.hidden_size, c.hidden_size**-0.5
-        self.dense = WholeLinear(hidden, hidden, std)
-        self.out_proj = WholeLinear(hidden, self.config.num_labels, std)
+        self.dense = ReplicatedLinear(hidden, hidden, std)
+        self.out_proj = ReplicatedLinear(hidden, self.config.num_labels, std)
 
     def build(self, x: Tensor) -> Tensor:
         """Scores sequences: float32 (sequences, hidden) -> float32 (sequences, labels)."""

@@ -137,7 +137,7 @@ class T5Gemma2MergedAttention(GemmaProjections, CrossAttention):
         self.own_window = stack.sliding_window if layer.is_sliding else None
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        """Attends to both: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         q, k, v = map(transpose_heads, self.project(x, ctx))
         k, v = ctx.update_cache(k, v, self.own_window)
         bias = self._mask_bias(q.shape[2], k.shape[2], ctx)
