@@ -62,7 +62,7 @@ def macro_f1(metric_sums: MetricSums) -> float:
 def pearson(metric_sums: MetricSums) -> float:
     """Returns Pearson's correlation of predictions and labels; NaN where one of them is constant.
 
-    From the sums of `modelling.objectives.pooled.error_sums`.
+    From the sums of `modelling.objectives.pooled.regression_metric_sums`.
     """
     x, y, xx, yy, xy = (
         compute_metric_mean(f"moment/{name}", metric_sums) for name in ("x", "y", "xx", "yy", "xy")

@@ -27,8 +27,7 @@ class CrossEntropy(Objective):
     the vocabulary; an evaluation is of the labels alone.
 
     Inputs: `labels`, int32 (batch, length), in [0, vocab_size), or `IGNORE_INDEX` for tokens that
-        do
-    not count.
+        do not count.
     """
 
     token_inputs = {"labels": lambda labels: labels}  # noqa: RUF012

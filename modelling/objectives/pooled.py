@@ -109,14 +109,14 @@ class LabelObjective(RowCount, PooledObjective):
         is_labeled = batch[IS_LABELED][:, 0] > 0
         scores = stats.reshape(labels.shape).astype(np.float64)[is_labeled]
         if self._is_regression:
-            return error_sums(scores, labels[is_labeled])
+            return regression_metric_sums(scores, labels[is_labeled])
         predicted = scores > 0
         if not self._is_multi_label:
             predicted = np.eye(labels.shape[1], dtype=bool)[scores.argmax(axis=1)]
-        return class_sums(predicted, labels[is_labeled] > 0)
+        return classification_metric_sums(predicted, labels[is_labeled] > 0)
 
 
-def class_sums(predicted: np.ndarray, expected: np.ndarray) -> MetricSums:
+def classification_metric_sums(predicted: np.ndarray, expected: np.ndarray) -> MetricSums:
     """Returns the counts of right sequences and, per class, of right and wrong predictions.
 
     Args:
@@ -131,7 +131,7 @@ def class_sums(predicted: np.ndarray, expected: np.ndarray) -> MetricSums:
     return sums
 
 
-def error_sums(scores: np.ndarray, labels: np.ndarray) -> MetricSums:
+def regression_metric_sums(scores: np.ndarray, labels: np.ndarray) -> MetricSums:
     """Returns the sums of absolute errors and of the moments that Pearson's correlation needs.
 
     Args:
