@@ -82,9 +82,9 @@ class BeamSearch:
         return (2 + extra) * self.strategy.beams
 
     def init_state(
-        self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
+        self, is_real_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
-        prompts, beams, length = has_prompt.shape[0], self.strategy.beams, self.context.length
+        prompts, beams, length = is_real_prompt.shape[0], self.strategy.beams, self.context.length
         tokens = np.full((prompts, beams * length), self.context.special_tokens.pad_token_id)
         # All beams are equal before the first token: only the first one counts.
         first = np.where(np.arange(beams) == 0, 0.0, MASKED_SCORE)
@@ -100,7 +100,7 @@ class BeamSearch:
                 np.full((prompts, beams), MASKED_SCORE), popxl.float32, "finished_scores"
             ),
             popxl.constant(np.zeros((prompts, beams)), popxl.bool, "is_finished"),
-            has_prompt.reshape((prompts, 1)),
+            is_real_prompt.reshape((prompts, 1)),
             *states,
             *history,
         ]

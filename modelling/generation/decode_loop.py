@@ -22,14 +22,14 @@ class InitialDecodeState(NamedTuple):
             logits of the next token (see `Search.advance`), the updated caches.
         caches: initial caches of `decode`, (sequences, ...) each.
         first_tokens: int32 (sequences, 1), the tokens read at the first position.
-        has_prompt: bool (prompts,), false for rows that only fill up the batch.
+        is_real_prompt: bool (prompts,), false for rows that only fill up the batch.
         prompt_tokens: see `Search.init_state`.
     """
 
     decode: BoundGraph
     caches: Sequence[Tensor]
     first_tokens: Tensor
-    has_prompt: Tensor
+    is_real_prompt: Tensor
     prompt_tokens: Tensor
 
 
@@ -48,7 +48,7 @@ def generate_tokens(
     Args:
         inputs: see `Search.init_state`.
     """
-    state = search.init_state(initial_state.has_prompt, initial_state.prompt_tokens, inputs)
+    state = search.init_state(initial_state.is_real_prompt, initial_state.prompt_tokens, inputs)
     loop_state = [
         any_across_replicas(search.unfinished_prompts(state), groups),
         initial_state.first_tokens,

@@ -54,9 +54,9 @@ class DecoderOnlyGenerator:
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
         """Find each prompt's last position, which decoding needs, and pad prompts on the left."""
-        first, last_positions, has_prompt = last_tokens(input_ids, mask)
+        first, last_positions, is_real_prompt = last_tokens(input_ids, mask)
         first = repeat_interleave(first, self._copies)
-        return PreparedPrompts(has_prompt, first, pad_left(input_ids, mask), [last_positions])
+        return PreparedPrompts(is_real_prompt, first, pad_left(input_ids, mask), [last_positions])
 
     def prefill(
         self,

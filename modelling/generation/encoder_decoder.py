@@ -204,9 +204,9 @@ class EncoderDecoderGenerator:
         """Prepare the prompts; the encoder's padding mask is their tensor for decoding."""
         start = [self.special_tokens.decoder_start_token_id]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
-        has_prompt = self._packing.has_tokens(mask)
-        prompt_tokens = popxl.constant([start] * has_prompt.nelms, popxl.int32, "prompt_tokens")
-        return PreparedPrompts(has_prompt, first, prompt_tokens, [mask])
+        is_real_prompt = self._packing.has_tokens(mask)
+        prompt_tokens = popxl.constant([start] * is_real_prompt.nelms, popxl.int32, "prompt_tokens")
+        return PreparedPrompts(is_real_prompt, first, prompt_tokens, [mask])
 
     def prefill(
         self,

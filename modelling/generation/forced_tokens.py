@@ -74,10 +74,10 @@ class ForcedFirstSearch:
     sequences_per_prompt: int
 
     def init_state(
-        self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
+        self, is_real_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
         *other_inputs, forced = inputs
-        return [*self.other.init_state(has_prompt, prompt_tokens, other_inputs), forced]
+        return [*self.other.init_state(is_real_prompt, prompt_tokens, other_inputs), forced]
 
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStepResult:
         *other_state, forced = state

@@ -88,13 +88,13 @@ class PreparedPrompts(NamedTuple):
     """Tensors of a micro-batch that depend on its prompts only, computed once before decoding.
 
     Attributes:
-        has_prompt: bool (prompts,), false for rows that only fill up the batch.
+        is_real_prompt: bool (prompts,), false for rows that only fill up the batch.
         first_tokens: int32 (sequences, 1), the tokens read at the first position.
         prompt_tokens: see `Search.init_state`.
         prompt_state: tensors that prefill and every position need.
     """
 
-    has_prompt: Tensor
+    is_real_prompt: Tensor
     first_tokens: Tensor
     prompt_tokens: Tensor
     prompt_state: list[Tensor]

@@ -241,7 +241,7 @@ class ResidentModel:
         prompts, caches, decode_inputs = self.run_prefill(weights, input_ids, mask)
         decode = self.bind_decode(weights, decode_inputs)
         return InitialDecodeState(
-            decode, caches, prompts.first_tokens, prompts.has_prompt, prompts.prompt_tokens
+            decode, caches, prompts.first_tokens, prompts.is_real_prompt, prompts.prompt_tokens
         )
 
     def run_prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> PrefillResult:
@@ -252,7 +252,7 @@ class ResidentModel:
             input_ids, mask: see `Generator.prepare_prompts`.
         """
         prompts = self._model.prepare_prompts(input_ids, mask)
-        enabled = any_across_replicas(prompts.has_prompt, self._groups)
+        enabled = any_across_replicas(prompts.is_real_prompt, self._groups)
         outputs = self._prefill.bind(weights).call(input_ids, *prompts.prompt_state, enabled)
         caches, loop_invariants = self._split_outputs(outputs)
         kv = [t for layer in caches for t in layer[-NUM_KV_TENSORS:]]

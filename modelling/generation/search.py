@@ -148,12 +148,12 @@ class Search(Protocol):
     """
 
     def init_state(
-        self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
+        self, is_real_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return the search's initial state, before the first token is chosen.
 
         Args:
-            has_prompt: bool (prompts,), false for rows that only fill up the batch.
+            is_real_prompt: bool (prompts,), false for rows that only fill up the batch.
             prompt_tokens: int32 (prompts, n), the tokens that the decoder reads before the first
                 new one, padded on the left with -1.
             inputs: tensors with the specs of `DecodingStrategy.input_specs`.

@@ -27,13 +27,13 @@ class SingleSequenceSearch:
         raise NotImplementedError
 
     def init_state(
-        self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
+        self, is_real_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
-        shape = has_prompt.shape[0], self.context.length
+        shape = is_real_prompt.shape[0], self.context.length
         padding = np.full(shape, self.context.special_tokens.pad_token_id)
         tokens = popxl.constant(padding, popxl.int32, "no_tokens")
         stop_states, history = self.context.logits_processors.init_state(prompt_tokens)
-        return [tokens, ops.logical_not(has_prompt), *stop_states, *history, *inputs]
+        return [tokens, ops.logical_not(is_real_prompt), *stop_states, *history, *inputs]
 
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStepResult:
         processors, special_tokens = self.context.logits_processors, self.context.special_tokens

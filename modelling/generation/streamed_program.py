@@ -91,10 +91,10 @@ class PreparePrompts(Module):
 
     def build(self, input_ids: Tensor, mask: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         program = self._program
-        has_prompt, first, prompt_tokens, prompt_state = program.model.prepare_prompts(
+        is_real_prompt, first, prompt_tokens, prompt_state = program.model.prepare_prompts(
             input_ids, mask
         )
-        state = program.search.init_state(has_prompt, prompt_tokens, inputs)
+        state = program.search.init_state(is_real_prompt, prompt_tokens, inputs)
         program.needs_mask = [t is mask for t in prompt_state]
         new = [t for t in prompt_state if t is not mask]
         return program.copy_decode_state(first, _identity_beam_idx(first.shape[0]), state, new)

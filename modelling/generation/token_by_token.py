@@ -82,7 +82,7 @@ class TokenStep:
         input_ids, mask, *search_inputs = inputs
         prefilled = self._model.run_prefill(self._name_weights(weights), input_ids, mask)
         state = self._search.init_state(
-            prefilled.prompts.has_prompt, prefilled.prompts.prompt_tokens, search_inputs
+            prefilled.prompts.is_real_prompt, prefilled.prompts.prompt_tokens, search_inputs
         )
         self.num_states, self._num_caches = len(state), len(prefilled.caches)
         unfinished = any_across_replicas(self._search.unfinished_prompts(state), self._groups)

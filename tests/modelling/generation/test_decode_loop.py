@@ -34,7 +34,7 @@ class Said(SingleSequenceSearch):
 
 
 def run(
-    script: np.ndarray, has_prompt: list[bool], data_parallel: int = 1
+    script: np.ndarray, is_real_prompt: list[bool], data_parallel: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decode scripted samples, shared out to the replicas.
 
@@ -52,7 +52,7 @@ def run(
         said = popxl.variable(
             script.reshape(*shared_out, LENGTH).astype(np.float32), replica_grouping=apart
         )
-        asked = popxl.variable(np.reshape(has_prompt, shared_out), replica_grouping=apart)
+        asked = popxl.variable(np.reshape(is_real_prompt, shared_out), replica_grouping=apart)
         read = popxl.d2h_stream((batch,), popxl.int32, "read")
         tokens = popxl.d2h_stream((batch, LENGTH), popxl.int32, "tokens")
 
