@@ -45,7 +45,7 @@ def convert_to_safetensors(folder: Path, target: Path) -> None:
                     shutil.copy(path, draft)
 
     settings = read_generation_config(folder)
-    write_hf_directory(target, tensors, hf_config, complete=copy_other_files, generation=settings)
+    write_hf_directory(target, tensors, hf_config, add_files=copy_other_files, generation=settings)
     say(f"wrote {len(tensors)} tensors to {target}")
 
 

@@ -123,7 +123,7 @@ def write_hf_directory(
     tensors: Mapping[str, np.ndarray],
     config_json: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
-    complete: Callable[[Path], object] | None = None,
+    add_files: Callable[[Path], object] | None = None,
     generation: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write a model folder that transformers' `from_pretrained` loads.
@@ -134,7 +134,7 @@ def write_hf_directory(
         config_json: content of config.json; the weights' type is added. Those of its tokens that
             generation needs go to generation_config.json too, where transformers looks for them.
         shard_bytes: size above which the weights are split into several files.
-        complete: adds further files, such as a tokenizer's, to the folder it is given.
+        add_files: adds further files, such as a tokenizer's, to the folder it is given.
         generation: what generation_config.json has besides.
 
     Raises:
@@ -145,8 +145,8 @@ def write_hf_directory(
         write_json(draft / GENERATION_CONFIG, make_generation_config(generation, config_json))
         dtype = _write_weights(draft, tensors, shard_bytes)
         write_json(draft / CONFIG, {**config_json, "dtype": dtype})
-        if complete is not None:
-            complete(draft)
+        if add_files is not None:
+            add_files(draft)
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def _write_model(
 
     settings = base_generation_config(config)
     write_hf_directory(
-        folder, files, hf_config, complete=write_all_extra_files, generation=settings
+        folder, files, hf_config, add_files=write_all_extra_files, generation=settings
     )
 
 

@@ -138,7 +138,7 @@ def test_an_empty_folder_is_filled_and_another_is_left_alone(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / f".{'0' * 16}.draft").mkdir()  # of a process that was killed
-    write(folder, numbers(3), {"eos_token_id": 1, "x": 2}, complete=lambda d: (d / "more").touch())
+    write(folder, numbers(3), {"eos_token_id": 1, "x": 2}, add_files=lambda d: (d / "more").touch())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",

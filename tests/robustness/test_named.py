@@ -179,8 +179,8 @@ def write_model(folder: Path) -> None:
 
 
 def write_model_with_tokenizer(folder: Path) -> None:
-    complete = sample_tokenizer("t5").save_pretrained
-    write_hf_directory(folder / "model", {}, {}, complete=complete)
+    save_tokenizer = sample_tokenizer("t5").save_pretrained
+    write_hf_directory(folder / "model", {}, {}, add_files=save_tokenizer)
 
 
 @pytest.mark.parametrize(
