@@ -166,7 +166,7 @@ def _load_local_row(folder: str) -> Any:
 class _RowShards(Mapping[str, np.ndarray]):
     """Source of checkpoint tensors that are sharded by rows, one row per process."""
 
-    def shards(self) -> Iterator[ShardedTensor]:
+    def sharded_tensors(self) -> Iterator[ShardedTensor]:
         from checkpoints.tensor_shards import ShardedTensor, TensorShard
 
         count = popdist.getNumInstances()
@@ -226,7 +226,7 @@ def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
 
     tensors = _build_tensors(hosts)
     start = time.process_time()
-    parts = sum(len(tensor.layout) for tensor in tensors.shards())
+    parts = sum(len(tensor.layout) for tensor in tensors.sharded_tensors())
     listing = time.process_time() - start
     # As process 0 of so many.
     count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
@@ -269,7 +269,7 @@ def _find_storing_processes(tensors: Any, sharded_specs: Mapping[str, Any], host
     """Returns the processes that stored the shards which one host loads when a run resumes."""
     processes: set[int] = set()
     seen = set()
-    for tensor in tensors.shards():
+    for tensor in tensors.sharded_tensors():
         owners = sharded_specs[tensor.name].owners
         if (id(owners), id(tensor.processes)) not in seen:
             seen.add((id(owners), id(tensor.processes)))
@@ -310,7 +310,7 @@ def _create_records(tensors: Any, local_shards: Mapping[str, Sequence[int]]) -> 
     from checkpoints.tensor_files import TensorRecord
 
     records = {}
-    for tensor in tensors.shards():
+    for tensor in tensors.sharded_tensors():
         if tensor.name in local_shards:
             size = sum(tensor.layout[i].length for i in local_shards[tensor.name])
             nbytes = size * tensor.dtype.itemsize

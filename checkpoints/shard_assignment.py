@@ -52,7 +52,7 @@ class ShardAssigner:
 
     def assign_shards(self, source: ShardSource) -> ShardAssignment:
         """Assign the shards of all tensors of a checkpoint to processes that store them."""
-        tensors = list(source.shards())
+        tensors = list(source.sharded_tensors())
         last = self._assignment
         if last is not None and list(map(_assignment_key, tensors)) == list(
             map(_assignment_key, self._tensors)

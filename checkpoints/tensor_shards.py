@@ -69,7 +69,7 @@ class ShardedTensor:
 class ShardSource(Protocol):
     """Mapping of tensors by name that can be read shard by shard."""
 
-    def shards(self) -> Iterable[ShardedTensor]:
+    def sharded_tensors(self) -> Iterable[ShardedTensor]:
         """Return all sharded tensors by name, in the same order on all processes."""
 
 

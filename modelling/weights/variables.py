@@ -205,8 +205,8 @@ class HfNamedTensors(LazyArrays):
         self._read, self._tensor_parallel = read, tensor_parallel
         self._cached: dict[str, np.ndarray] = {}
 
-    def shards(self) -> Iterator[ShardedTensor]:
-        """Shards of each tensor, as `checkpoints` writes them (`ShardSource`)."""
+    def sharded_tensors(self) -> Iterator[ShardedTensor]:
+        """Yields all tensors with their shards, as checkpoints store them (`ShardSource`)."""
         assert self._shard_reader is not None
         for source in self._all:
             variable, dtype = source.variable, source.variable.dtype.as_numpy()

@@ -73,7 +73,7 @@ def shares_by_process(tensors, processes: int, monkeypatch) -> list[ShardAssignm
 def written(folder: Path, tensors, shares: list[ShardAssignment], every: int = 1) -> Manifest:
     """The manifest and the tables of a step, with other digests; `every`: of how many processes
     one table is written."""
-    sizes = {one.name: (one.layout, one.dtype) for one in tensors.shards()}
+    sizes = {one.name: (one.layout, one.dtype) for one in tensors.sharded_tensors()}
     record_files = {}
     for process, share in enumerate(shares):
         records = {}
@@ -104,7 +104,7 @@ def check_preset(name: str, folder: Path, monkeypatch) -> None:
     record_files = [
         read_records(folder / file, sha256) for file, sha256 in read.record_files.items()
     ]
-    assert read.sharded.keys() == {one.name for one in tensors.shards()}
+    assert read.sharded.keys() == {one.name for one in tensors.sharded_tensors()}
     for process, (table, share) in enumerate(zip(record_files, shares, strict=True)):
         assert table.keys() == {stored_name(name, process) for name in share.local_shards}
         for name, parts in share.local_shards.items():
@@ -130,7 +130,7 @@ def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypat
     config = preset("xxl_pod64", SMALL, SMALL_T5, {"model": {"layers": 12}}, sharded)
     tensors = listed(config, 8)
     start = time.process_time()
-    found = list(tensors.shards())
+    found = list(tensors.sharded_tensors())
     seconds = time.process_time() - start
     parts = sum(len(one.layout) for one in found)
     assert parts > 50_000
@@ -211,7 +211,10 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
     program = build_training_program(config, family.build_phases, False, weight_map)
     rng = np.random.default_rng(0)
     tensors = Ranges(
-        {one.name: rng.standard_normal(one.layout[0].shape) for one in listed(config, 8).shards()}
+        {
+            one.name: rng.standard_normal(one.layout[0].shape)
+            for one in listed(config, 8).sharded_tensors()
+        }
     )
     sources = weight_map.to_variables(tensors, program.variables)
     assert len(sources) > 100
