@@ -44,7 +44,7 @@ from run.weight_checks import (
     DigestCheckedTensors,
     check_config_match,
     check_finite,
-    check_head_exists,
+    check_lm_head_exists,
     check_weights_match,
 )
 from terminal.screen import say
@@ -184,42 +184,42 @@ def _raise_error(error: CheckpointError) -> np.ndarray:
 
 
 # ---- models of Hugging Face ---------------------------------------------------------------------
-def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Arrays, str]:
+def _hf_weights(config: RunConfig, weight_map: WeightMap, model_name: str) -> tuple[Arrays, str]:
     """Read a Hugging Face model's weights at the configured vocabulary size; and a fingerprint."""
-    folder = get_local_folder(name)
+    folder = get_local_folder(model_name)
     hf_config, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
     if hf_config is not None and (architecture := multimodal_type(hf_config)) is not None:
         tensors = text_tensors(files)
-        hf_config = text_model_config(JsonObject(hf_config, name), tensors).data
+        hf_config = text_model_config(JsonObject(hf_config, model_name), tensors).data
         say(
-            f"{format_path(name)} is a {architecture}: its text part is read, the other "
+            f"{format_path(model_name)} is a {architecture}: its text part is read, the other "
             f"{len(files) - len(tensors)} weights stay as they are"
         )
     elif prefix := prefix_without_lm_head(hf_config or {}, files):
         tensors = ArraysView(files, renamed={f"{prefix}{weight}": weight for weight in files})
-    tensors = tensors_for_head(config, tensors, name)
-    loaded = _with_loaded_vocab_size(config, hf_config, tensors, name)
+    tensors = tensors_for_head(config, tensors, model_name)
+    loaded = _with_loaded_vocab_size(config, hf_config, tensors, model_name)
     complete = get_family(loaded).base_weight_map(loaded)
     expected = without_head(complete, missing_head(complete, tensors))
-    check_config_match(loaded, hf_config, name)
-    check_head_exists(loaded, expected, tensors, name)
+    check_config_match(loaded, hf_config, model_name)
+    check_lm_head_exists(loaded, expected, tensors, model_name)
     try:
-        check_weights_match(expected, tensors, tensors, name)
+        check_weights_match(expected, tensors, tensors, model_name)
     except CheckpointError as error:
-        raise _missing_weight_error(files, name) or error from error
+        raise _missing_weight_error(files, model_name) or error from error
     weights = _resize_vocabulary(
-        config, weight_map, expected, check_finite(config, expected.from_hf(tensors), name)
+        config, weight_map, expected, check_finite(config, expected.from_hf(tensors), model_name)
     )
     return with_new_head(config, missing_head(complete, tensors), weights), files.fingerprint()
 
 
-def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | None:
+def _missing_weight_error(files: ModelFiles, model_name: str) -> CheckpointError | None:
     """Return the error if a weight that a model's index names is in no file; None if complete."""
     for weight, file in files.missing.items():
         return CheckpointError(
-            f"the index of {format_path(name)} names {format_name(weight)} in {format_name(file)}, "
-            "which does not have it: download that file again"
+            f"the index of {format_path(model_name)} names {format_name(weight)} in "
+            f"{format_name(file)}, which does not have it: download that file again"
         )
     return None
 
@@ -242,7 +242,7 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
 
 # ---- vocabulary ---------------------------------------------------------------------------------
 def _with_loaded_vocab_size(
-    config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, name: str
+    config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, model_name: str
 ) -> RunConfig:
     """Return the config with the vocabulary size of the loaded model.
 
@@ -251,7 +251,7 @@ def _with_loaded_vocab_size(
     Args:
         hf_config: content of the model's config.json.
         tensors: the model's weights.
-        name: name of the model, for messages.
+        model_name: for messages.
     """
     family, model = get_family(config), config.model
     names = [n for n in family.base_weight_map(config).embedding_names if n in tensors]
@@ -264,7 +264,7 @@ def _with_loaded_vocab_size(
             values[f"model.{token}"] = min(getattr(model, token), rows - 1)
     can_untie = not family.infers_tied_head and HEAD not in tensors and hf_config is not None
     if can_untie and model.tie_word_embeddings is False:
-        of_model = family.from_config_json(JsonObject(dict(hf_config or {}), name))
+        of_model = family.from_config_json(JsonObject(dict(hf_config or {}), model_name))
         tied = model.field_path("tie_word_embeddings")
         values[tied] = flatten_by_path({"model": of_model}).get(tied, False)
     return config.with_values(values)

@@ -31,7 +31,9 @@ _IGNORED_CONFIG_KEYS = {
 """Keys of config.json that do not change the computation."""
 
 
-def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: str) -> None:
+def check_lm_head_exists(
+    config: RunConfig, weight_map: WeightMap, tensors: Arrays, model_name: str
+) -> None:
     """Raise CheckpointError if config has an untied LM head, but the Hugging Face model none.
 
     The config.json of a T5 does not say which.
@@ -41,7 +43,7 @@ def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays,
     if config.model.tie_word_embeddings is None:
         return  # `check_weights_match` reports it
     raise CheckpointError(
-        f"{format_path(name)} has no {HEAD}: if the model's head is its embedding, give "
+        f"{format_path(model_name)} has no {HEAD}: if the model's head is its embedding, give "
         f"--{config.model.field_path('tie_word_embeddings')} true"
     )
 
