@@ -57,20 +57,24 @@ def train_model(folder: Path, model: Sequence[str], training: Sequence[str]) -> 
         training: flags of its training.
     """
     start, run = folder / "model", folder / "run"
-    _check(run_export.main([*MODEL, *model, "--save-hf", str(start)]))
-    _check(run_finetuning.main(["--model", str(start), *TRAINING, *training, "--save", str(run)]))
+    _check_exit_code(run_export.main([*MODEL, *model, "--save-hf", str(start)]))
+    _check_exit_code(
+        run_finetuning.main(["--model", str(start), *TRAINING, *training, "--save", str(run)])
+    )
     return run
 
 
 def evaluate(run: Path, objective: str) -> dict[str, float]:
     """Evaluate a run: the loss of the labels, and the fraction of exact answers."""
     metric = METRICS[objective]
-    _check(run_validation.main(["--load", str(run), "--eval.metrics", f"{metric},exact_match"]))
+    _check_exit_code(
+        run_validation.main(["--load", str(run), "--eval.metrics", f"{metric},exact_match"])
+    )
     found = json.loads((run / "eval.json").read_text())
     return {"loss": round(found[metric], 4), "exact_match": round(found["exact_match"], 3)}
 
 
-def _check(code: int) -> None:
+def _check_exit_code(code: int) -> None:
     if code:
         raise SystemExit(code)
 

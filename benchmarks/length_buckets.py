@@ -35,8 +35,8 @@ MEAN_TOKENS = 48.0
 RATE = 1e-4
 
 
-class Way:
-    """One of the two compared ways to train: a session, and the batches that it reads.
+class PaddingRun:
+    """Training with one of the two ways to pad: a session, and the batches that it reads.
 
     Attributes:
         seconds: of each round.
@@ -54,7 +54,7 @@ class Way:
         self.seconds, self._step = list[float](), 0
 
     def run_round(self) -> None:
-        """Train a way's session on as many samples as in each other round; measures the seconds."""
+        """Train on as many samples as in each other round; measures the seconds."""
         start = time.perf_counter()
         for _ in range(self.batches):
             self.model.run([self.loader.next_batch()], [RATE], self._step)
@@ -69,7 +69,7 @@ def measure(config: T5Config, lengths: str, rounds: int, batches: int) -> dict[s
         lengths: value of `data.length_buckets`.
         batches: steps of a round.
     """
-    padded, buckets = (Way(config.with_values({FIELD: v}), batches) for v in (None, lengths))
+    padded, buckets = (PaddingRun(config.with_values({FIELD: v}), batches) for v in (None, lengths))
     with padded.model, buckets.model:
         for _ in range(rounds + 1):
             padded.run_round()

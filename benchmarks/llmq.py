@@ -52,7 +52,9 @@ def write_token_file(
     path.write_bytes(header.ljust(_HEADER_BYTES, b"\0") + tokens.astype("<i4").tobytes() + mask)
 
 
-def stream_of(work: PeerWork, config: RunConfig) -> tuple[np.ndarray, np.ndarray | None, int, int]:
+def make_token_stream(
+    work: PeerWork, config: RunConfig
+) -> tuple[np.ndarray, np.ndarray | None, int, int]:
     """Returns the tokens of a step, which of them are in the loss, their rows, and their number.
 
     It does not pack: each text is a row of its own, padded to the sequence length.
@@ -73,7 +75,7 @@ def stream_of(work: PeerWork, config: RunConfig) -> tuple[np.ndarray, np.ndarray
     return tokens.ravel(), in_loss.ravel(), len(texts), int(in_loss.sum())
 
 
-def command_of(
+def prepare_llmq_command(
     binary: Path, folder: Path, work: PeerWork, config: RunConfig, recompute: Sequence[str]
 ) -> tuple[list[str], int]:
     """Write the model's config.json and token files to a folder.
@@ -83,7 +85,7 @@ def command_of(
     """
     hf_config = get_family(config).to_config_json(config)
     (folder / "config.json").write_text(json.dumps(hf_config), "utf-8")
-    tokens, in_loss, rows, count = stream_of(work, config)
+    tokens, in_loss, rows, count = make_token_stream(work, config)
     micro, repeats = config.execution.micro_batch_size, work.steps + 4
     accumulation = math.ceil(rows / micro)
     missing = (accumulation * micro - rows) * config.model.sequence_length
@@ -127,7 +129,7 @@ def measure_llmq(binary: Path, work: PeerWork, folder: Path, timeout: float) -> 
     """
     config, end = work.config("cpu"), time.monotonic() + timeout
     for recompute in RECOMPUTE:
-        command, count = command_of(binary, folder, work, config, recompute)
+        command, count = prepare_llmq_command(binary, folder, work, config, recompute)
         started, first, steps = time.time(), 0.0, list[tuple[float, float]]()
         try:
             with closing(_run_steps(command, end - time.monotonic())) as running:

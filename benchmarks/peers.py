@@ -74,7 +74,7 @@ TINY_SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 SAME_STATE = {"training.optimizer.state": "bfloat16", "training.gradient_dtype": "bfloat16"}
 """Settings of ours with which its state is as large as that of torch and LLMQ."""
 
-Contest = tuple[str, PeerWork]
+PeerRun = tuple[str, PeerWork]
 """A program, and what it does."""
 
 
@@ -97,8 +97,8 @@ class PeerRow:
     error: str | None = None
 
 
-def list_contests(tiny: bool, has_llmq: bool) -> list[Contest]:
-    """Returns what is measured, the most important first."""
+def list_peer_runs(tiny: bool, has_llmq: bool) -> list[PeerRun]:
+    """Returns the runs to measure, the most important first."""
     shapes = TINY_SHAPES if tiny else SHAPES
     small, large = (512, 1024) if tiny else (131_072, 524_288)
     steps = 1 if tiny else 3
@@ -111,15 +111,17 @@ def list_contests(tiny: bool, has_llmq: bool) -> list[Contest]:
     decoders = [name for name in names if "T5" not in name]
     main = [names[0], *names[2:], *names[1:2]] if not tiny else names
     torch_first, *torch_rest = TORCH
-    contests = [(program, work(model)) for model in main for program in (OURS, LLMQ, torch_first)]
-    contests += [(OURS, work(model, **SAME_STATE)) for model in decoders]
-    contests += [(p, work(names[0], packed=True)) for p in (OURS, LLMQ, torch_first)]
-    contests += [(p, work(model)) for p in torch_rest[:2] for model in main]
-    contests += [(p, work(names[0], large)) for p in (OURS, LLMQ, torch_first)]
-    contests += [(p, work(model)) for p in (torch_rest[2], DEEPSPEED) for model in main]
-    contests += [(p, work(m, large)) for m in main[1:] for p in (OURS, LLMQ, torch_first)]
-    contests += [(p, work(m, packed=True)) for m in decoders[1:] for p in (OURS, LLMQ, torch_first)]
-    return [c for c in contests if c[0] != LLMQ or (has_llmq and can_run_in_llmq(c[1]))]
+    peer_runs = [(program, work(model)) for model in main for program in (OURS, LLMQ, torch_first)]
+    peer_runs += [(OURS, work(model, **SAME_STATE)) for model in decoders]
+    peer_runs += [(p, work(names[0], packed=True)) for p in (OURS, LLMQ, torch_first)]
+    peer_runs += [(p, work(model)) for p in torch_rest[:2] for model in main]
+    peer_runs += [(p, work(names[0], large)) for p in (OURS, LLMQ, torch_first)]
+    peer_runs += [(p, work(model)) for p in (torch_rest[2], DEEPSPEED) for model in main]
+    peer_runs += [(p, work(m, large)) for m in main[1:] for p in (OURS, LLMQ, torch_first)]
+    peer_runs += [
+        (p, work(m, packed=True)) for m in decoders[1:] for p in (OURS, LLMQ, torch_first)
+    ]
+    return [c for c in peer_runs if c[0] != LLMQ or (has_llmq and can_run_in_llmq(c[1]))]
 
 
 def can_run_in_llmq(work: PeerWork) -> bool:
@@ -135,14 +137,16 @@ def missing_programs() -> dict[str, str]:
     return missing
 
 
-def run_program(contest: Contest, device: str, llmq: Path | None, timeout: float) -> dict[str, Any]:
+def run_program(
+    peer_run: PeerRun, device: str, llmq: Path | None, timeout: float
+) -> dict[str, Any]:
     """Run one program in a process of its own; returns its times.
 
     Raises:
         RuntimeError: it failed, with the last line of its output.
         TimeoutError: it took too long.
     """
-    program, work = contest
+    program, work = peer_run
     if program == LLMQ:
         assert llmq is not None
         with TemporaryDirectory() as folder:
@@ -211,16 +215,16 @@ def summarize_samples(lines: Iterable[str]) -> dict[str, float] | None:
 
 def record_peers(
     folder: Path,
-    contests: Sequence[Contest],
+    peer_runs: Sequence[PeerRun],
     minutes: float,
-    run: Callable[[Contest, float], dict[str, Any]],
+    run: Callable[[PeerRun, float], dict[str, Any]],
     missing: Mapping[str, str] | None = None,
-    longest: float = LONGEST,
+    max_seconds: float = LONGEST,
 ) -> list[PeerRow]:
     """Run programs in order until the time is over; writes peers.json and peers.md after each."""
     end, rows = time.monotonic() + 60 * minutes, list[PeerRow]()
-    for contest in contests:
-        program, work = contest
+    for peer_run in peer_runs:
+        program, work = peer_run
         label = program + (", bfloat16 state" if SAME_STATE.items() <= work.fields.items() else "")
         row = {"program": label, "model": work.model, "packed": work.packed}
         row["tokens_asked"] = work.tokens
@@ -232,7 +236,7 @@ def record_peers(
         else:
             with GpuLog() as log:
                 try:
-                    result: dict[str, Any] = {"times": run(contest, min(left, longest))}
+                    result: dict[str, Any] = {"times": run(peer_run, min(left, max_seconds))}
                 except (RuntimeError, TimeoutError, ValueError, OSError, LlmqError) as error:
                     result = {"error": str(error)[-_SHOWN:]}
             seconds = time.monotonic() - start
@@ -294,26 +298,26 @@ def record_from_arguments(arguments: Sequence[str]) -> None:
         raise UserError(f"--llmq: there is no file {args.llmq}; give the path of LLMQ's `train`")
     check_can_write_folder("the record to", args.peers)
     args.peers.mkdir(parents=True, exist_ok=True)
-    contests = list_contests(args.tiny, args.llmq is not None)
+    peer_runs = list_peer_runs(args.tiny, args.llmq is not None)
     for name, chosen, known in (
-        ("models", args.models, {work.model for _, work in contests}),
+        ("models", args.models, {work.model for _, work in peer_runs}),
         ("programs", args.programs, {OURS, LLMQ, *TORCH, DEEPSPEED}),
     ):
         if unknown := set(chosen or ()) - known:
             there = ", ".join(sorted(known))
             raise UserError(f"--{name}: there is no {unknown.pop()!r}; there are: {there}")
-    contests = [
+    peer_runs = [
         (program, work)
-        for program, work in contests
+        for program, work in peer_runs
         if (args.models is None or work.model in args.models)
         and (args.programs is None or program in args.programs)
     ]
     device = "cpu" if args.tiny else "auto"
     record_peers(
         args.peers,
-        contests,
+        peer_runs,
         args.minutes,
-        lambda contest, timeout: run_program(contest, device, args.llmq, timeout),
+        lambda peer_run, timeout: run_program(peer_run, device, args.llmq, timeout),
         missing_programs(),
         args.longest,
     )

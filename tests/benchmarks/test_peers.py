@@ -173,24 +173,24 @@ def test_results_are_written_as_they_come_and_an_error_ends_one_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
-    contests = peers.list_contests(tiny=True, has_llmq=True)
-    programs = [program for program, _ in contests]
+    peer_runs = peers.list_peer_runs(tiny=True, has_llmq=True)
+    programs = [program for program, _ in peer_runs]
     assert set(programs) == {OURS, LLMQ, DEEPSPEED, *TORCH}
-    assert [work.model for program, work in contests if program == LLMQ].count("tiny T5") == 0
+    assert [work.model for program, work in peer_runs if program == LLMQ].count("tiny T5") == 0
     written = []
 
-    def run(contest: peers.Contest, timeout: float) -> dict[str, Any]:
+    def run(peer_run: peers.PeerRun, timeout: float) -> dict[str, Any]:
         assert 0 < timeout <= peers.LONGEST
         if (path := tmp_path / "peers.json").exists():
             written.append(len(json.loads(path.read_text())))
-        if contest[0] == TORCH[0]:
+        if peer_run[0] == TORCH[0]:
             raise TimeoutError("stopped after 1 s")
         return TIMES
 
-    rows = peers.record_peers(tmp_path, contests, 12, run, {DEEPSPEED: "pip install deepspeed"})
+    rows = peers.record_peers(tmp_path, peer_runs, 12, run, {DEEPSPEED: "pip install deepspeed"})
     assert written[:4] == [1, 2, 3, 4][: len(written[:4])]
     saved = json.loads((tmp_path / "peers.json").read_text())
-    assert len(saved) == len(rows) == len(contests)
+    assert len(saved) == len(rows) == len(peer_runs)
     assert {row["error"] for row in saved if row["program"] == TORCH[0]} == {"stopped after 1 s"}
     assert {row["error"] for row in saved if row["program"] == DEEPSPEED} == {
         "not installed: pip install deepspeed"
@@ -202,8 +202,8 @@ def test_results_are_written_as_they_come_and_an_error_ends_one_program(
 
 
 def test_nothing_is_begun_after_the_time(tmp_path: Path) -> None:
-    contests = peers.list_contests(tiny=True, has_llmq=False)
-    rows = peers.record_peers(tmp_path, contests[:2], 0.0, lambda *_: pytest.fail("begun"))
+    peer_runs = peers.list_peer_runs(tiny=True, has_llmq=False)
+    rows = peers.record_peers(tmp_path, peer_runs[:2], 0.0, lambda *_: pytest.fail("begun"))
     assert [row.error for row in rows] == ["not begun, for lack of time"] * 2
 
 

@@ -43,7 +43,7 @@ def run_of(train: Path, length: int = 64, **data: Any) -> Pipeline:
     return Pipeline(GPTJConfig.from_dict(given), CAUSAL_LM)
 
 
-def stream_of(data: Pipeline) -> tuple[list[int], list[int]]:
+def make_token_stream(data: Pipeline) -> tuple[list[int], list[int]]:
     """All tokens that samples read, and all that they predict."""
     samples = data.make_training_samples()
     batch = samples.take(np.arange(len(samples)))
@@ -155,7 +155,7 @@ def test_all_tokens_are_learned_and_nothing_goes_between_samples(tmp_path, form)
         loss_on="completion",
         **({"format": "language_modeling"} if form == "documents" else {}),
     )
-    read, predicted = stream_of(data)
+    read, predicted = make_token_stream(data)
     whole = [token for document in documents for token in [*base(document)["input_ids"], 0]]
     assert (read, predicted) == (whole[:-1], whole[1:])
     assert data.config.data.format == "language_modeling"
@@ -164,7 +164,7 @@ def test_all_tokens_are_learned_and_nothing_goes_between_samples(tmp_path, form)
 def test_another_column_can_be_the_document(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"title": "a", "body": "Anna left."}) + "\n")
-    read, _ = stream_of(run_of(file, format="language_modeling", target="{title}: {body}"))
+    read, _ = make_token_stream(run_of(file, format="language_modeling", target="{title}: {body}"))
     assert run_tokenizer("gptj").decode([read]) == ["a: Anna left."]
 
 
