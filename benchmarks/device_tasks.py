@@ -39,7 +39,11 @@ from modelling.weights import WeightMap
 from planning.hardware.local_machine import machine_from_table, measure_local_machine
 from planning.hardware.machines import Machine, machine
 from planning.hardware.matrix_rate import measure_matmul_rate
-from planning.hardware.memory_check import NotEnoughMemoryError, check_lower_bound, host_memory
+from planning.hardware.memory_check import (
+    NotEnoughMemoryError,
+    available_host_bytes,
+    check_lower_bound,
+)
 from planning.report import make_report
 from planning.requirements import Requirements, finetuning_requirements, generation_requirements
 from popxl import hardware, ops
@@ -165,7 +169,7 @@ def measure_bandwidth_task(args: argparse.Namespace) -> Metrics:
 
 def _describe_machine(device: DeviceDesc) -> Metrics:
     """Returns the fields of `planning.hardware.machines.Machine` for the local machine."""
-    fields, host = asdict(machine_from_table(device)), host_memory()
+    fields, host = asdict(machine_from_table(device)), available_host_bytes()
     del fields["name"]
     fields |= {"title": f"{hardware.device_kinds(device, 1)[0]}, as measured"}
     return fields | ({} if host is None else {"host_memory": float(host)})

@@ -34,7 +34,7 @@ from data.seq2seq import SEQ2SEQ
 from modelling.devices import resolve_device_desc
 from modelling.model_family import get_family
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
-from planning.hardware.memory_check import host_memory
+from planning.hardware.memory_check import available_host_bytes
 from planning.hardware.resource_errors import explain_resource_errors
 from planning.parallel_layouts import list_layouts
 from planning.placement_search import may_fit, plans_placement, search_placement
@@ -119,7 +119,7 @@ class AvailableDevices:
         desc, instances = resolve_device_desc(config), popdist.getNumInstances()
         platform = hardware.platform(desc)
         count = (1 if platform == "cpu" else hardware.device_count(desc)) * instances
-        memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2
+        memory = popxl.plan.device_memory(desc, 1) or (available_host_bytes() or 2**34) / 2
         min_memory = min(popdist.all_gather_object(memory))  # all processes choose equally
         target_machine = None
         if platform != "cpu":
@@ -128,7 +128,7 @@ class AvailableDevices:
             local = hardware.device_count(desc)
             if instances > 1:  # each may have a part of a host's devices
                 local = max(local, listed.devices or 1)
-            host = min(popdist.all_gather_object(host_memory() or listed.host_memory))
+            host = min(popdist.all_gather_object(available_host_bytes() or listed.host_memory))
             target_machine = replace(
                 listed.with_usable_bytes(min_memory), devices=local, host_memory=host
             )
@@ -200,7 +200,7 @@ def resolve_auto_fields(
         line.config, **{"the settings that are given": sorted(settings.explicit_names)}
     )
     answers = not splits and not trains
-    if settings.has_auto_fields and not _names_data(settings.explicit_names, splits):
+    if settings.has_auto_fields and not _has_explicit_data(settings.explicit_names, splits):
         if not only_plans:
             raise ConfigError(
                 f"nothing says which data to take: give --data.{splits[0]} FILE, or --dataset "
@@ -266,7 +266,7 @@ def _choose_auto_fields(
     return choices.with_values(execution__expert_groups=groups)
 
 
-def _names_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
+def _has_explicit_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
     """Return True if the user or a preset names the data of `splits`."""
     return not splits or bool(
         {"data.dataset", "data.train", *(f"data.{split}" for split in splits)} & set_names
@@ -564,22 +564,22 @@ def _format_auto_values(choices: AutoConfig, trains: bool) -> str | None:
     return f"chosen: {', '.join(items)} (flags change it)" if items else None
 
 
-def _auto_value_texts(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
+def _auto_value_texts(config: RunConfig, trains: bool, reason: str) -> list[tuple[set[str], str]]:
     """List groups of automatically chosen fields, each with a text that shows their values."""
-    e, t, output = c.execution, c.training, get_family(c).sample_format.output_field
-    sequence_length = f"sequence_length {c.model.sequence_length}"
+    e, t, output = config.execution, config.training, get_family(config).sample_format.output_field
+    sequence_length = f"sequence_length {config.model.sequence_length}"
     always = [
-        ({"model.precision"}, c.model.precision),
+        ({"model.precision"}, config.model.precision),
         ({"model.sequence_length"}, sequence_length),
-        ({f"model.{output}"}, f"{output} {getattr(c.model, output)}"),
+        ({f"model.{output}"}, f"{output} {getattr(config.model, output)}"),
     ]
     sizes = {BATCH, MICRO, COPIES}
     if not trains:
         return [*always, (sizes, f"micro-batch {e.micro_batch_size}")]
     rate, prefix = t.optimizer.learning_rate, "training.optimizer.learning_rate"
     batch = (
-        f"batch {t.global_batch_size} = {e.micro_batch_size} micro × {c.gradient_accumulation} "
-        f"accumulation × {e.data_parallel} dp{why}"
+        f"batch {t.global_batch_size} = {e.micro_batch_size} micro × "
+        f"{config.gradient_accumulation} accumulation × {e.data_parallel} dp{reason}"
     )
     warmup = f"warm-up of {rate.warmup_proportion or 0:g} of the steps"
     return [
@@ -589,5 +589,5 @@ def _auto_value_texts(c: RunConfig, trains: bool, why: str) -> list[tuple[set[st
         ({f"{prefix}.maximum"}, f"learning rate {rate.maximum:g}"),
         ({f"{prefix}.warmup_proportion"}, warmup),
         ({EPOCHS}, f"{t.epochs or 0:g} epochs"),
-        ({"data.loss_on"}, f"loss on {getattr(c.data, 'loss_on', '')}"),
+        ({"data.loss_on"}, f"loss on {getattr(config.data, 'loss_on', '')}"),
     ]

@@ -17,8 +17,8 @@ from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
 from planning.hardware.memory_check import (
     NotEnoughMemoryError,
+    available_host_bytes,
     check_memory,
-    host_memory,
     require_memory,
     shared_weight_bytes,
 )
@@ -170,7 +170,7 @@ def host_bytes_per_process(memory_use: popxl.plan.MemoryUse, replicas: int) -> i
 def usable_host_bytes(config: RunConfig) -> int | None:
     """Return the bytes of host memory that this process may use; None if unknown."""
     limit = config.execution.host_memory
-    return host_memory() if limit is None else round(limit * 1e9)
+    return available_host_bytes() if limit is None else round(limit * 1e9)
 
 
 def _process_count() -> int:

@@ -16,7 +16,7 @@ from config.sections import RunConfig
 from modelling.devices import resolve_device_desc, resolve_platform
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.matrix_rate import measure_matmul_rate
-from planning.hardware.memory_check import host_memory
+from planning.hardware.memory_check import available_host_bytes
 from popxl import hardware
 from popxl.session import DeviceDesc
 
@@ -38,7 +38,7 @@ def measure_local_machine(config: RunConfig, folder: str | None) -> Machine:
     Raises:
         DiskError: `folder` is in use, or has less than 256 MiB free.
     """
-    local_platform, memory = resolve_platform(config), host_memory()
+    local_platform, memory = resolve_platform(config), available_host_bytes()
     if local_platform == "cpu":
         local = _measure_processor(config.model.precision)
     else:

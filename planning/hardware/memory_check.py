@@ -70,7 +70,7 @@ def check_lower_bound(config: RunConfig) -> None:
             f"{config.num_replicas} devices, but a CPU stands in for {MAX_VIRTUAL} at most: lower "
             "them, or use a machine that has the devices"
         )
-    available, instances = host_memory(), popdist.getNumInstances()
+    available, instances = available_host_bytes(), popdist.getNumInstances()
     if available is not None:
         required = {name: n // instances for name, n in config.min_bytes().items()}
         if e.placement == "auto" and devices.resolve_platform(config) != "cpu":
@@ -108,7 +108,7 @@ def check_memory(
     if shared_bytes:
         required["the other program"] = shared_bytes
     available = host_bytes
-    if host_bytes is None and (free := host_memory()) is not None:
+    if host_bytes is None and (free := available_host_bytes()) is not None:
         available = free if device is None else int(hardware.MAX_PINNED * free)
     if device is None:  # devices share the host's memory
         required["the devices' variables"] = (stored.variables + stored.streams) * replicas
@@ -147,7 +147,7 @@ def require_memory(
         raise NotEnoughMemoryError(place, needed, available, parts or "all of it small", disk)
 
 
-def host_memory() -> int | None:
+def available_host_bytes() -> int | None:
     """Return the bytes that this process or its container can still allocate; None if unknown.
 
     The processes of a host share its memory equally.

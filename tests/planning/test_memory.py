@@ -46,7 +46,7 @@ def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for module in (memory_check, disk_offload):
-        monkeypatch.setattr(module, "host_memory", lambda: 16 * 10**9)
+        monkeypatch.setattr(module, "available_host_bytes", lambda: 16 * 10**9)
     assert main(["--config", preset, "--device", "cpu"]) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"error: preset {preset!r} needs ")
@@ -70,7 +70,7 @@ def test_devices_with_too_little_memory_are_refused(
 
 
 def test_what_is_free_is_less_than_what_the_machine_has() -> None:
-    free = memory_check.host_memory()
+    free = memory_check.available_host_bytes()
     assert free is not None
     assert 10**6 < free < 2**50
 
@@ -81,11 +81,11 @@ def test_entries_of_a_gpu_leave_the_host_some_memory(monkeypatch: pytest.MonkeyP
     ir = finetuning_requirements(config).traced.ir
     needed = popxl.plan.storage_of(ir).remote
     monkeypatch.setattr(popxl.plan, "device_memory", lambda *_: 10**15)
-    monkeypatch.setattr(memory_check, "host_memory", lambda: needed)
+    monkeypatch.setattr(memory_check, "available_host_bytes", lambda: needed)
     with pytest.raises(NotEnoughMemoryError):
         memory_check.check_memory(ir, "cpu")
     memory_check.check_memory(ir, "cpu", host_bytes=needed)
-    monkeypatch.setattr(memory_check, "host_memory", lambda: int(needed / 0.95) + 2)
+    monkeypatch.setattr(memory_check, "available_host_bytes", lambda: int(needed / 0.95) + 2)
     memory_check.check_memory(ir, "cpu")
 
 
@@ -95,7 +95,9 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     ir, another = (finetuning_requirements(config).traced.ir for _ in range(2))
     needed = popxl.plan.plan_of(ir)
     for module in (memory_check, disk_offload):
-        monkeypatch.setattr(module, "host_memory", lambda: needed.remote + needed.device - 1)
+        monkeypatch.setattr(
+            module, "available_host_bytes", lambda: needed.remote + needed.device - 1
+        )
     with pytest.raises(NotEnoughMemoryError) as error:
         check_fits_memory(config, ir)
     assert error.value.disk is not None

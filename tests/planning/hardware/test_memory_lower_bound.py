@@ -29,9 +29,9 @@ def test_devices_hold_what_the_host_cannot(
     least = sum(config.min_bytes().values()) - held * DEVICE
     monkeypatch.setattr(memory_check.devices, "resolve_platform", lambda config: "gpu")
     monkeypatch.setattr(memory_check.popxl.plan, "device_memory", lambda *_: DEVICE)
-    monkeypatch.setattr(memory_check, "host_memory", lambda: least)
+    monkeypatch.setattr(memory_check, "available_host_bytes", lambda: least)
     check_lower_bound(config)
-    monkeypatch.setattr(memory_check, "host_memory", lambda: least - 1)
+    monkeypatch.setattr(memory_check, "available_host_bytes", lambda: least - 1)
     with pytest.raises(NotEnoughMemoryError) as error:
         check_lower_bound(config)
     assert (error.value.place, error.value.needed) == ("host", least)
