@@ -46,18 +46,18 @@ def tensors_for_head(config: RunConfig, tensors: LazyArrays, name: str) -> LazyA
     return ArraysView(tensors, renamed={n if is_prefixed else f"{prefix}{n}": n for n in kept})
 
 
-def missing_head(weight_map: WeightMap, tensors: Arrays) -> list[Weight]:
+def missing_head_weights(weight_map: WeightMap, tensors: Arrays) -> list[Weight]:
     """Return the weights of a classifier's head, if a folder has none of them."""
     head = [w for m in weight_map.mappings if m.path.startswith(CLASSIFIER) for w in m.weights]
     return [] if any(weight.name in tensors for weight in head) else head
 
 
-def without_head(weight_map: WeightMap, head: Sequence[Weight]) -> WeightMap:
+def without_head_weights(weight_map: WeightMap, head: Sequence[Weight]) -> WeightMap:
     """Return the weight map without the weights of a head."""
     return weight_map.filter_mappings(lambda mapping: {*mapping.weights}.isdisjoint(head))
 
 
-def with_new_head(config: RunConfig, head: Sequence[Weight], weights: Arrays) -> Arrays:
+def with_initialized_head(config: RunConfig, head: Sequence[Weight], weights: Arrays) -> Arrays:
     """Return a model's weights with newly initialized ones of a head; without any, themselves."""
     if not head:
         return weights

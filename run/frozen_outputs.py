@@ -148,7 +148,7 @@ class FrozenModel:
             file.publish()
             popdist.all_gather_object("the file is complete")
             on_error.pop_all()
-        if not file.is_in_file:  # this process did not write it
+        if not file.all_rows_on_disk:  # this process did not write it
             published = read_complete_file(path, *args) if not is_first_process() else None
             file = file if published is None else published
         return file
@@ -197,7 +197,7 @@ def token_logps_kind(name: str, temperature: float = 1.0) -> OutputKind:
         "token_logps" if temperature == 1 else f"token_logps at temperature {temperature}",
         dtype,
         rows_per_sample=loss_tokens_per_sample,
-        to_rows=lambda stats, batch: as_rows(select_loss_tokens(stats, batch), dtype),
+        to_rows=lambda stats, batch: to_structured_rows(select_loss_tokens(stats, batch), dtype),
         objective=TokenLogps(temperature),
     )
 
@@ -226,7 +226,7 @@ def top_tokens_kind(k: int, temperature: float, vocab_size: int) -> OutputKind:
     )
 
 
-def as_rows(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def to_structured_rows(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Returns float32 values as rows of a dtype whose fields are all float32."""
     return np.ascontiguousarray(values, np.float32).reshape(-1).view(dtype)
 

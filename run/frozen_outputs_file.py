@@ -90,7 +90,7 @@ class OutputsFile:
         return self.num_samples == len(self._offsets) - 1
 
     @property
-    def is_in_file(self) -> bool:
+    def all_rows_on_disk(self) -> bool:
         """True if no row is held in memory."""
         return all(record.content is None for record in self._records)
 

@@ -41,14 +41,14 @@ class KnownDigests:
     before: Mapping[str, Sequence[int]]
 
     @classmethod
-    def of_files(cls, folder: Path, key: Any, files: Sequence[Path]) -> KnownDigests:
+    def for_files(cls, folder: Path, key: Any, files: Sequence[Path]) -> KnownDigests:
         """Return those of files that are about to be opened.
 
         Args:
             folder: where they are stored.
             key: JSON values on which they depend besides the files.
         """
-        state = _state_of(files)
+        state = _stat_files(files)
         name = json_sha256([FORMAT, key, *sorted(state)])[:32]
         return cls(folder / f"{name}.digests", files, state)
 
@@ -56,7 +56,7 @@ class KnownDigests:
         """Return the stored digests by weight name; none if the files have changed."""
         try:
             stored = read_json_object(self.path)
-            if stored.data.get("files") == self._files_state:
+            if stored.data.get("files") == self._file_stats:
                 return stored.get_text_dict("sha256")
         except FileError:
             pass
@@ -64,7 +64,11 @@ class KnownDigests:
 
     def write(self, sha256: Mapping[str, str]) -> None:
         """Store digests, unless the files have changed meanwhile or a moment before."""
-        if not is_first_process() or self.read() == sha256 or _state_of(self.files) != self.before:
+        if (
+            not is_first_process()
+            or self.read() == sha256
+            or _stat_files(self.files) != self.before
+        ):
             return
         newest = max(state[-1] for state in self.before.values())  # no time is after it
         if time.time() - newest / 1e9 < MIN_AGE:
@@ -78,15 +82,15 @@ class KnownDigests:
             say(f"warning: {error}; the next start reads all weights")
 
     def _content(self, sha256: Mapping[str, str]) -> dict[str, Any]:
-        return {"files": self._files_state, "sha256": dict(sha256)}
+        return {"files": self._file_stats, "sha256": dict(sha256)}
 
     @property
-    def _files_state(self) -> dict[str, list[int]]:
+    def _file_stats(self) -> dict[str, list[int]]:
         """State of the files as JSON has it."""
         return {name: list(state) for name, state in self.before.items()}
 
 
-def _state_of(files: Sequence[Path]) -> dict[str, Sequence[int]]:
+def _stat_files(files: Sequence[Path]) -> dict[str, Sequence[int]]:
     """Return what changes with the content of files: device, inode, size, times; ctime last."""
     stats = {str(path.absolute()): path.stat() for path in files}
     return {

@@ -34,10 +34,10 @@ from modelling.weights.lora import init_adapters
 from modelling.weights.weight_mapping import is_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
 from run.classifier_weights import (
-    missing_head,
+    missing_head_weights,
     tensors_for_head,
-    with_new_head,
-    without_head,
+    with_initialized_head,
+    without_head_weights,
 )
 from run.weight_checks import (
     HEAD,
@@ -79,7 +79,7 @@ def read_weights(
         tensors = tensors_for_head(config, ArraysView(checkpoint.tensors, names), location)
         base = BaseModelRef.from_checkpoint(checkpoint)
         frozen = set[str]() if base is None else {*base.sha256}
-        lacks_head = any(w.name not in frozen for w in missing_head(weight_map, tensors))
+        lacks_head = any(w.name not in frozen for w in missing_head_weights(weight_map, tensors))
         if lacks_head or len(tensors) < len(names):
             check_config_match(config, checkpoint.metadata.get(MODEL), location)
             if base is not None:
@@ -87,7 +87,7 @@ def read_weights(
                     f"the run in {format_path(location)} holds only what it trained: a model with "
                     "another head starts from one folder, which run_export.py --merge writes"
                 )
-            weights = _with_new_head(config, weight_map.without_adapters, tensors, location)
+            weights = _with_initialized_head(config, weight_map.without_adapters, tensors, location)
             return _with_adapters(config, weight_map, weights), checkpoint.sha256
         check_checkpoint(config, weight_map, checkpoint, location)
         has_own = has_adapters(weight_map, checkpoint)
@@ -106,13 +106,13 @@ def read_weights(
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
-def _with_new_head(
+def _with_initialized_head(
     config: RunConfig, weight_map: WeightMap, tensors: LazyArrays, location: str
 ) -> Arrays:
     """Return a checkpoint's weights of a model with another head, and a new head."""
-    new_head = missing_head(weight_map, tensors)
-    check_weights_match(without_head(weight_map, new_head), tensors, tensors, location)
-    return with_new_head(config, new_head, check_finite(config, tensors, location))
+    new_head = missing_head_weights(weight_map, tensors)
+    check_weights_match(without_head_weights(weight_map, new_head), tensors, tensors, location)
+    return with_initialized_head(config, new_head, check_finite(config, tensors, location))
 
 
 def has_adapters(weight_map: WeightMap, checkpoint: SavedCheckpoint) -> bool:
@@ -201,7 +201,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, model_name: str) -> tu
     tensors = tensors_for_head(config, tensors, model_name)
     loaded = _with_loaded_vocab_size(config, hf_config, tensors, model_name)
     complete = get_family(loaded).base_weight_map(loaded)
-    expected = without_head(complete, missing_head(complete, tensors))
+    expected = without_head_weights(complete, missing_head_weights(complete, tensors))
     check_config_match(loaded, hf_config, model_name)
     check_lm_head_exists(loaded, expected, tensors, model_name)
     try:
@@ -211,7 +211,9 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, model_name: str) -> tu
     weights = _resize_vocabulary(
         config, weight_map, expected, check_finite(config, expected.from_hf(tensors), model_name)
     )
-    return with_new_head(config, missing_head(complete, tensors), weights), files.fingerprint()
+    return with_initialized_head(
+        config, missing_head_weights(complete, tensors), weights
+    ), files.fingerprint()
 
 
 def _missing_weight_error(files: ModelFiles, model_name: str) -> CheckpointError | None:

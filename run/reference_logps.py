@@ -11,7 +11,7 @@ import numpy as np
 
 from data.preference_samples import NUM_LOSS_TOKENS, REF_LOGPS, SamplesWithRefLogps
 from data.samples import Samples
-from run.frozen_outputs import OutputKind, as_rows
+from run.frozen_outputs import OutputKind, to_structured_rows
 from run.initial_model import InitialModel
 
 PAIR_LOGPS = np.dtype([(REF_LOGPS, "<f4", (2,))])
@@ -46,7 +46,7 @@ class ReferenceLogps:
             "logps",
             PAIR_LOGPS,
             rows_per_sample=lambda samples: np.full(len(samples), pairs),
-            to_rows=lambda stats, _: as_rows(stats, PAIR_LOGPS),
+            to_rows=lambda stats, _: to_structured_rows(stats, PAIR_LOGPS),
         )
         with self.reference.model.outputs(unknown, kind) as file:
             logps = file.rows(range(len(samples)))[REF_LOGPS]

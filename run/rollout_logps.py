@@ -54,7 +54,9 @@ class RolloutLogps:
         ref = self._logps(self.reference, samples, REF_LOGPS)
         if samples.training.objective == "rloo":
             order = np.arange(len(samples))
-            samples = samples.with_kl(old.rows(order)[OLD_LOGPS] - ref.rows(order)[REF_LOGPS])
+            samples = samples.with_kl_penalty(
+                old.rows(order)[OLD_LOGPS] - ref.rows(order)[REF_LOGPS]
+            )
         return SamplesWithTokenOutputs(SamplesWithTokenOutputs(samples, old), ref)
 
     def _logps(self, model: InitialModel, samples: RolloutSamples, name: str) -> FrozenTokenOutputs:

@@ -115,7 +115,7 @@ def _hashed_weights(teacher: RunConfig, folder: Path) -> tuple[DigestCheckedTens
     load = str(teacher.checkpoint.load)
     if not has_steps(load) and teacher.adapter.load is None:
         files = read_hf_directory(get_local_folder(load)).paths
-        known = KnownDigests.of_files(folder, [names, teacher.model.to_dict()], files)
+        known = KnownDigests.for_files(folder, [names, teacher.model.to_dict()], files)
     start = load_weights(teacher, weight_map)
     weights = check_digests(
         start.tensors, start.source, known=None if known is None else known.read()

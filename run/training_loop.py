@@ -242,10 +242,12 @@ def _keep_base_models(
     """Copy the base models to which the run's checkpoints refer into the run folder."""
     if config.checkpoint.save is None:
         return set()
-    return keep_base_steps(folder, _base_models(config, start, initial_models), start.checkpoint)
+    return keep_base_steps(
+        folder, _base_model_refs(config, start, initial_models), start.checkpoint
+    )
 
 
-def _base_models(
+def _base_model_refs(
     config: RunConfig, start: InitialState, initial_models: Sequence[InitialModel]
 ) -> list[BaseModelRef]:
     """Return references to the base models whose weights the run's checkpoints do not contain."""
@@ -260,7 +262,7 @@ def _warn_unmirrored_bases(
     """Print base models that are neither in the run's mirror nor on the hub."""
     if config.checkpoint.mirror is None:
         return
-    for base in _base_models(config, start, initial_models):
+    for base in _base_model_refs(config, start, initial_models):
         if base.step is None and os.path.isabs(base.name):
             say(f"the mirror does not copy {format_path(base.name)}, whose weights stay frozen: "
                 "another machine needs that folder, and --checkpoint.base_model DIR where it has "

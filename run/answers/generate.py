@@ -145,7 +145,7 @@ def prompts_from_texts(
             (f"prompt {i}", conversation) for i, conversation in enumerate(conversations, 1)
         ]
         return _render_conversations(config, located_rows, rows, data_cache)
-    languages = task_from_config(config.data).languages.fixed
+    languages = task_from_config(config.data).languages.fixed_languages
     return [
         PromptRow(row, _render_prompt(config, prompt, raw), languages)
         for row, prompt in zip(rows, rendered, strict=True)

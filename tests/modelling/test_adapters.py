@@ -119,10 +119,10 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
     weight_map = get_family(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
     model.write(weight_map.from_hf(start))
-    check_training(model, of.batches, expected, RATE, partial(of_files, weight_map))
+    check_training(model, of.batches, expected, RATE, partial(for_files, weight_map))
 
 
-def of_files(weight_map: WeightMap, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def for_files(weight_map: WeightMap, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Under the names that files have, of T5's embedding those of the first module that uses it;
     without BART's buffer, which is no parameter."""
     named = dict(weight_map.to_hf(ours))

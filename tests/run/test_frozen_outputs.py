@@ -84,7 +84,7 @@ def frozen(folder: Path, config: RunConfig, weights: Mapping[str, np.ndarray]) -
 def rows_of(model: FrozenModel, samples: Samples, kind: OutputKind) -> np.ndarray:
     """The rows of all samples, the last sample first."""
     with model.outputs(samples, kind) as file:
-        assert file.is_in_file
+        assert file.all_rows_on_disk
         return file.rows(np.arange(len(samples))[::-1])
 
 

@@ -189,7 +189,7 @@ def test_a_complete_file_is_the_draft_renamed(path: Path) -> None:
     assert file is not None
     with file:
         check_rows(file)
-        assert file.is_in_file
+        assert file.all_rows_on_disk
 
 
 def test_rows_that_no_file_has_are_in_memory(path: Path) -> None:
@@ -197,7 +197,7 @@ def test_rows_that_no_file_has_are_in_memory(path: Path) -> None:
         draft.append(*of(9, 11))
         draft.publish()
         assert draft.is_complete
-        assert not draft.is_in_file
+        assert not draft.all_rows_on_disk
         check_rows(draft)
     assert known(path) == 9
 

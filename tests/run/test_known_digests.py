@@ -29,7 +29,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def digests_of(file: Path, key: str = "model") -> KnownDigests:
-    return KnownDigests.of_files(file.parent / "digests", [key], [file])
+    return KnownDigests.for_files(file.parent / "digests", [key], [file])
 
 
 def test_files_as_they_were_are_not_hashed_again(file: Path, later: None) -> None:
