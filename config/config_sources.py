@@ -144,7 +144,7 @@ def sets_every_field(section: type[RunConfig], values: Mapping[str, Any]) -> boo
     return flatten_by_path(values).keys() >= {leaf.path for leaf in config_fields(section)}
 
 
-def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
+def drop_overridden_epochs(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
     """Drop the number of epochs from sources that also set steps, which take precedence.
 
     The config.yml of a run has both, and there the steps follow from the epochs.

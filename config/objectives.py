@@ -114,13 +114,13 @@ POLICY_GRADIENT_METRICS: Metrics = {
 """Metrics of policy gradients, in TRL's names; kl only with `training.beta`."""
 
 
-def _policy_gradient(*settings: str, default_beta: float = 0.0) -> ObjectiveSpec:
+def _policy_gradient_spec(*settings: str, default_beta: float = 0.0) -> ObjectiveSpec:
     common = {"beta", "epsilon", "epsilon_high", "scale_rewards", "mask_truncated_completions"}
     common |= {"temperature", _REFERENCE, *settings}
     return ObjectiveSpec(POLICY_GRADIENT_METRICS, "rollout", {"reward"}, common, default_beta)
 
 
-def _preference(
+def _preference_spec(
     *settings: str, metrics: Metrics = _PAIR_METRICS, row_type: RowType = "paired"
 ) -> ObjectiveSpec:
     return ObjectiveSpec(metrics, row_type, _HIGHER_IS_BETTER, {"beta", *settings}, 0.1)
@@ -149,14 +149,14 @@ OBJECTIVES: Mapping[str, ObjectiveSpec] = {
     "cross_entropy": ObjectiveSpec(
         {"loss": mean_loss, "perplexity": perplexity}, settings={_SMOOTHING}
     ),
-    "dpo": _preference(_REFERENCE, _SMOOTHING),
-    "ipo": _preference(_REFERENCE),
-    "hinge": _preference(_REFERENCE),
-    "simpo": _preference("gamma", _SMOOTHING),
-    "orpo": _preference(),
-    "cpo": _preference(_SMOOTHING),
+    "dpo": _preference_spec(_REFERENCE, _SMOOTHING),
+    "ipo": _preference_spec(_REFERENCE),
+    "hinge": _preference_spec(_REFERENCE),
+    "simpo": _preference_spec("gamma", _SMOOTHING),
+    "orpo": _preference_spec(),
+    "cpo": _preference_spec(_SMOOTHING),
     "distill": ObjectiveSpec(_DISTILLATION_METRICS, settings=_TEACHER | _TOP_TOKENS),
-    "kto": _preference(_REFERENCE, metrics=_KTO_METRICS, row_type="unpaired"),
+    "kto": _preference_spec(_REFERENCE, metrics=_KTO_METRICS, row_type="unpaired"),
     "classification": ObjectiveSpec(
         {
             "loss": mean_loss,
@@ -191,11 +191,11 @@ OBJECTIVES: Mapping[str, ObjectiveSpec] = {
         needs_whole_batch=True,
         head="none",
     ),
-    "grpo": _policy_gradient(),
-    "dapo": _policy_gradient(),
-    "dr_grpo": _policy_gradient("max_completion_length"),
-    "gspo": _policy_gradient(),
-    "rloo": _policy_gradient(default_beta=0.05),
+    "grpo": _policy_gradient_spec(),
+    "dapo": _policy_gradient_spec(),
+    "dr_grpo": _policy_gradient_spec("max_completion_length"),
+    "gspo": _policy_gradient_spec(),
+    "rloo": _policy_gradient_spec(default_beta=0.05),
 }
 
 METRICS: Mapping[str, bool] = {

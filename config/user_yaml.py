@@ -29,13 +29,13 @@ def is_user_file(preset: str | None) -> bool:
     return preset is not None and preset.endswith((".yml", ".yaml"))
 
 
-def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
+def normalize_user_yaml(data: LocatedDict, option_names: Collection[str] = ()) -> LocatedDict:
     """Moves top-level flag names of a user's YAML file into their config sections.
 
     The model's name moves to `MODEL_KEY`, and script options to `OPTIONS_KEY`.
 
     Args:
-        options: flags that are no fields, with underscores and without leading dashes.
+        option_names: flags that are no fields, with underscores and without leading dashes.
 
     Raises:
         ConfigError: a field is given twice, in what is no section, or as another trainer names it.
@@ -51,7 +51,7 @@ def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> Loc
     for key, dotted in flags.items():
         _set_field(file_values, dotted, data, key)
     found = LocatedDict()
-    for name in options:
+    for name in option_names:
         _move_option(file_values, name, found)
     if found:
         file_values[OPTIONS_KEY] = found

@@ -99,7 +99,7 @@ def read_label(row: Row, column: str, classes: ClassLabels | None, is_list: bool
             f"column {format_value(column)} holds {other}: give --training.multi_label true and a "
             "list in each row, or false and one class"
         )
-    names = [classes.label_from_cell(cell, True) for cell in _cells(value)]
+    names = [classes.label_from_cell(cell, True) for cell in _label_texts(value)]
     return None if None in names else tuple(dict.fromkeys(name for name in names if name))
 
 
@@ -120,7 +120,7 @@ def read_number(value: Any, column: str) -> float:
     return number
 
 
-def _cells(value: Any) -> list[str]:
+def _label_texts(value: Any) -> list[str]:
     """The texts of a label's value, or of those in its list."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     for one in values:
@@ -143,7 +143,7 @@ def collect_classes(values: Iterable[Any], column: str) -> tuple[str, ...]:
     names = dict[str, None]()
     for value in values:
         if value is not None and not (isinstance(value, float) and math.isnan(value)):
-            names |= dict.fromkeys(_cells(value))
+            names |= dict.fromkeys(_label_texts(value))
         if len(names) > MAX_CLASSES:
             raise DataError(
                 f"column {format_value(column)} has more than {MAX_CLASSES} labels: name them with "

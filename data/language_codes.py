@@ -80,11 +80,11 @@ class LanguageCodes:
         if not self.token_ids:
             return False
         language = next(iter(self.token_ids))
-        with self._selected(language, language):
+        with self._use_languages(language, language):
             ids = self.hf_tokenizer(text_target="a")["input_ids"]
         return bool(ids[-1] == self.token_ids[language])
 
-    def complete(self, languages: Languages) -> Languages:
+    def with_defaults(self, languages: Languages) -> Languages:
         """Languages of a text, with missing ones filled in from the tokenizer's files.
 
         Raises:
@@ -97,7 +97,7 @@ class LanguageCodes:
             if language is None:
                 raise LanguageError(
                     f"the tokenizer marks texts with their language: give --data.{side}_language, "
-                    f"such as {self._example()}, or rows with a column {side}_language"
+                    f"such as {self._example_code()}, or rows with a column {side}_language"
                 )
             self.token_id(language)
         return Languages(source, target)
@@ -106,15 +106,15 @@ class LanguageCodes:
     def using_languages(self, languages: Languages) -> Iterator[None]:
         """Context in which the tokenizer encodes texts with these source and target languages."""
         try:
-            source, target = self.complete(languages)
+            source, target = self.with_defaults(languages)
         except LanguageError as error:
             error.languages = languages
             raise
-        with self._selected(source, target):
+        with self._use_languages(source, target):
             yield
 
     @contextmanager
-    def _selected(self, source: str | None, target: str | None) -> Iterator[None]:
+    def _use_languages(self, source: str | None, target: str | None) -> Iterator[None]:
         # The state that digests see must not depend on what was encoded before.
         previous = self.hf_tokenizer.src_lang, self.hf_tokenizer.tgt_lang
         self.hf_tokenizer.src_lang, self.hf_tokenizer.tgt_lang = source, target
@@ -123,7 +123,7 @@ class LanguageCodes:
         finally:
             self.hf_tokenizer.src_lang, self.hf_tokenizer.tgt_lang = previous
 
-    def _example(self) -> str:
+    def _example_code(self) -> str:
         return format_name(next(iter(self.token_ids), "en"))
 
     def _suggest(self, language: str) -> str:

@@ -212,7 +212,9 @@ class Pipeline:
         end, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
         data = replace(self._resolved_config.data, tokenizer=self._tokenizer_name_and_tokenizer[0])
         model = replace(self.user_config.model, eos_token_id=end, pad_token_id=pad)
-        if (codes := self.tokenizer.language_codes) and (language := self.task.languages.fixed[1]):
+        if (codes := self.tokenizer.language_codes) and (
+            language := self.task.languages.fixed_languages[1]
+        ):
             model = replace(model, **_answer_start_fields(model, codes, language))
         config = replace(self.user_config, model=model, data=data)
         return self._with_classes(config) if self.task.row_type == "labeled" else config
@@ -278,7 +280,7 @@ class Pipeline:
         try:
             return replace(corpus, tokens=self.tokenize_examples(corpus.examples))
         except LanguageError as error:
-            if error.languages in (None, self.task.languages.fixed):
+            if error.languages in (None, self.task.languages.fixed_languages):
                 raise
             rows = (i for i, e in enumerate(corpus.examples) if e.languages == error.languages)
             raise ConfigError(f"{corpus.row_location(next(rows))}: {error}") from error
@@ -579,7 +581,7 @@ class Pipeline:
 
     def encode_labels(self, label_names: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each class label when it is the answer, int32 [n] each."""
-        languages = [self.task.languages.fixed] * len(label_names)
+        languages = [self.task.languages.fixed_languages] * len(label_names)
         return self.sample_format.encode_targets(
             self._resolved_config, label_names, self.tokenizer, languages
         )
@@ -598,12 +600,12 @@ class Pipeline:
             UserError: the tokenizer needs other languages.
         """
         if languages is None:
-            languages = [self.task.languages.fixed] * len(texts)
+            languages = [self.task.languages.fixed_languages] * len(texts)
         config, prompts = self.sample_format.make_prompts(
             self.config, texts, self.tokenizer, languages
         )
         if (codes := self.tokenizer.language_codes) is not None:
-            targets = [str(codes.complete(pair).target) for pair in languages]
+            targets = [str(codes.with_defaults(pair).target) for pair in languages]
             config, prompts = _with_answer_starts(config, prompts, codes, targets)
         return self.sample_format.with_output_length(
             config, self.sample_format.max_new_tokens(self.user_config)
@@ -637,7 +639,7 @@ class Pipeline:
                     labels.replace_label(text, name) for text in distinct_targets for name in names
                 )
             ]
-            languages = [self.task.languages.fixed] * len(texts)
+            languages = [self.task.languages.fixed_languages] * len(texts)
         tokens = self.sample_format.encode_targets(
             self._resolved_config, texts, self.tokenizer, languages
         )
@@ -694,7 +696,7 @@ class Pipeline:
         """Say that a tokenizer without language codes does not tell the model the languages."""
         codes_in_sources = getattr(self.tokenizer.hf_tokenizer, "supported_language_codes", None)
         has_codes = bool(codes_in_sources) or self.tokenizer.language_codes is not None
-        if self.task.languages.fixed != NO_LANGUAGES and not has_codes:
+        if self.task.languages.fixed_languages != NO_LANGUAGES and not has_codes:
             say(
                 "the tokenizer has no language codes: data.source_language and "
                 "data.target_language name columns, and the directions of BLEU and chrF, alone"

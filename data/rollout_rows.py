@@ -61,7 +61,10 @@ def read_rollout(
             f"the columns are {columns}, but rollouts need {', '.join((*needed, REWARD))}"
         )
     rollout = Rollout(
-        _read_reward(row[REWARD]), _read_group(row.get(GROUP)), _is_truncated(row), _logprobs(row)
+        _read_reward(row[REWARD]),
+        _read_group(row.get(GROUP)),
+        _is_truncated(row),
+        _read_logprobs(row),
     )
     if has_ids:
         prompt_ids, completion_ids = (_read_token_ids(row, name) for name in needed)
@@ -115,7 +118,7 @@ def _is_truncated(row: Row) -> bool | None:
     return reason == "length"
 
 
-def _logprobs(row: Row) -> tuple[float, ...] | None:
+def _read_logprobs(row: Row) -> tuple[float, ...] | None:
     if row.get(LOGPROBS) in (None, ""):
         return None
     return _read_numbers(

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data.advantages import (
+    assign_group_ids,
     group_relative_advantages,
     group_stds,
     leave_one_out_advantages,
-    number_groups,
 )
 from data.examples import Example, TokenizedText
 from data.packing import EMPTY_SLOT
@@ -154,10 +154,12 @@ def truncate_completions(
     if on_long_target == "skip":
         kept = [r for r in rollouts if r.completion_length <= limit.tokens]
         return kept, TruncationCounts(dropped=len(too_long))
-    return [_cut(r, limit.tokens) for r in rollouts], TruncationCounts(targets=len(too_long))
+    return [_truncate_completion(r, limit.tokens) for r in rollouts], TruncationCounts(
+        targets=len(too_long)
+    )
 
 
-def _cut(rollout: TokenizedRollout, max_tokens: int) -> TokenizedRollout:
+def _truncate_completion(rollout: TokenizedRollout, max_tokens: int) -> TokenizedRollout:
     excess = max(rollout.completion_length - max_tokens, 0)
     if not excess:
         return rollout
@@ -211,7 +213,7 @@ class RolloutSamples:
         """Make samples of the rollouts that fit, with advantages over the examples of all rows."""
         kept = np.asarray([rollout.example_index for rollout in rollouts], np.int64)
         rewards = np.asarray([e.rollout.reward if e.rollout else np.nan for e in examples])
-        groups = number_groups(group_keys(examples))
+        groups = assign_group_ids(group_keys(examples))
         arrays = {
             ADVANTAGES: _advantages(rewards, groups, training)[kept],
             REWARDS: rewards[kept],
@@ -251,29 +253,27 @@ class RolloutSamples:
         if not self.rollouts or self.rollouts[0].old_logps is None:
             return None
         logps = [r.old_logps for r in self.rollouts if r.old_logps is not None]
-        values = np.concatenate([np.zeros(0, np.float32), *(logps[i] for i in self._in_order)])
+        values = np.concatenate([np.zeros(0, np.float32), *(logps[i] for i in self._sample_order)])
         return InMemoryTokenOutputs(values.view(_LOGP), self.tokens_per_sample)
 
-    def with_kl(self, kl_of_tokens: np.ndarray) -> RolloutSamples:
+    def with_kl_penalty(self, token_kl: np.ndarray) -> RolloutSamples:
         """Copy with RLOO's advantages, whose rewards have a penalty: beta times a KL divergence.
 
         Args:
-            kl_of_tokens: of the loss tokens of all samples, in order, float [tokens].
+            token_kl: of the loss tokens of all samples, in order, float [tokens].
         """
         counts = self.arrays[NUM_LOSS_TOKENS].astype(np.int64)
-        ends = np.cumsum(counts[self._in_order])
-        sums = np.diff(
-            np.concatenate([[0.0], np.cumsum(kl_of_tokens, dtype=np.float64)])[[0, *ends]]
-        )
+        ends = np.cumsum(counts[self._sample_order])
+        sums = np.diff(np.concatenate([[0.0], np.cumsum(token_kl, dtype=np.float64)])[[0, *ends]])
         penalties = np.zeros(len(counts))
-        penalties[self._in_order] = sums
+        penalties[self._sample_order] = sums
         rewards = self.arrays[REWARDS].astype(np.float64)
         rewards = rewards - self.training.resolved_beta * penalties
         advantages = _advantages(rewards, self.groups, self.training)
         return replace(self, arrays=self.arrays | {ADVANTAGES: advantages.astype(np.float32)})
 
     @property
-    def _in_order(self) -> np.ndarray:
+    def _sample_order(self) -> np.ndarray:
         """Indices of the rollouts in the order of the samples, int64 [rollouts]."""
         indices: np.ndarray = self.slots[self.slots != EMPTY_SLOT]
         return indices

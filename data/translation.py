@@ -54,7 +54,7 @@ class TranslationLanguages:
         return cls((source, target))
 
     @property
-    def fixed(self) -> Languages:
+    def fixed_languages(self) -> Languages:
         """Languages that are the same for all rows; None where they differ."""
         return Languages(
             *(None if t is None or t.columns else t.render({}) for t in self.templates)
@@ -77,7 +77,7 @@ class TranslationLanguages:
         """
         languages = Languages(
             *(
-                _usual_language(row, usual) if template is None else template.render(row)
+                _row_language(row, usual) if template is None else template.render(row)
                 for template, usual in zip(self.templates, LANGUAGE_COLUMNS, strict=True)
             )
         )
@@ -93,14 +93,14 @@ class TranslationLanguages:
 
         The column of `de_DE` is `de_DE` or `de`.
         """
-        source, target = (_text_template(row, language) for language in self.fixed)
+        source, target = (_text_template(row, language) for language in self.fixed_languages)
         return source, target
 
 
 USUAL_COLUMNS = TranslationLanguages()
 
 
-def _usual_language(row: Row, columns: tuple[str, ...]) -> str | None:
+def _row_language(row: Row, columns: tuple[str, ...]) -> str | None:
     values = (row[column] for column in columns if column in row)
     return next((value for value in values if isinstance(value, str)), None)
 

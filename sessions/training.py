@@ -189,12 +189,12 @@ class TrainingSession(ModelSession):
         iterations = self.config.execution.device_iterations
         if len(batches) != iterations or len(learning_rates) != iterations:
             raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
-        counts, chosen = self._count_tokens(batches), self._programs.for_batches(batches)
+        counts, length_program = self._count_tokens(batches), self._programs.for_batches(batches)
         arrays = [
-            self._arrange_batch(batch, n, chosen)
+            self._arrange_batch(batch, n, length_program)
             for batch, (_, n) in zip(batches, counts, strict=True)
         ]
-        program = chosen.program
+        program = length_program.program
         inputs = {
             stream: np.concatenate([by_name[name] for by_name in arrays])
             for name, stream in program.inputs.items()
@@ -209,7 +209,7 @@ class TrainingSession(ModelSession):
         else:
             inputs[program.update_only] = self._arrange_per_step(np.zeros(iterations, np.bool_))
             self._seed_rounding(first_step if self._pending is None else self._pending)
-        outputs = self._run(inputs, chosen.run)
+        outputs = self._run(inputs, length_program.run)
         results = self._step_results(program, outputs, counts, batches)
         if program.update_only is not None:
             self._pending = first_step + iterations - 1
@@ -231,11 +231,11 @@ class TrainingSession(ModelSession):
         return [(tokens, targets) for tokens, targets in totals]
 
     def _arrange_batch(
-        self, batch: Batch, target_tokens: int, chosen: LengthProgram[TrainingProgram]
+        self, batch: Batch, target_tokens: int, length_program: LengthProgram[TrainingProgram]
     ) -> dict[str, np.ndarray]:
         """Arrange samples by stream, as arrays (micro-batches, local replicas, ...)."""
         c, local = self.config, self._sharding.local_replicas
-        samples = chosen.crop(self._family.sample_format.to_program_inputs(batch))
+        samples = length_program.crop(self._family.sample_format.to_program_inputs(batch))
         arrays = {n: self._sharding.distribute_to_replicas(x) for n, x in samples.items()}
         share = c.gradient_accumulation * c.execution.data_parallel
         weight = share / max(target_tokens, 1)

@@ -19,9 +19,9 @@ from config.config_sources import (
     ConfigSource,
     LayeredConfig,
     disable_preference_dropout,
+    drop_overridden_epochs,
     fit_micro_batch_to_batch,
     resolve_contradictions,
-    resolve_training_length,
     with_default_epochs_and_batch,
 )
 from config.errors import ConfigError
@@ -173,7 +173,7 @@ def _merge_settings(
     """Returns the configuration merged from all sources; prints values that it replaces."""
     flags = with_absolute_paths(flags)
     notes = [*base.external_paths(flags), *base.differences(flags)]
-    settings, more = resolve_training_length(
+    settings, more = drop_overridden_epochs(
         base.settings.with_sources(ConfigSource("flags", flags))
     )
     settings, most = fit_micro_batch_to_batch(settings)

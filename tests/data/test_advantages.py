@@ -8,10 +8,10 @@ import torch
 from trl.trainer.utils import nanstd
 
 from data.advantages import (
+    assign_group_ids,
     group_relative_advantages,
     group_stds,
     leave_one_out_advantages,
-    number_groups,
 )
 
 GENERATIONS = 4
@@ -68,4 +68,4 @@ def test_groups_of_one_or_of_equal_rewards_teach_nothing() -> None:
 
 
 def test_groups_are_numbered_in_the_order_of_their_keys() -> None:
-    np.testing.assert_array_equal(number_groups(["b", "a", "b"]), [0, 1, 0])
+    np.testing.assert_array_equal(assign_group_ids(["b", "a", "b"]), [0, 1, 0])

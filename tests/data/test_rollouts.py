@@ -216,7 +216,7 @@ def test_the_reward_of_leave_one_out_has_a_penalty(tmp_path: Path) -> None:
     ids = [IDS | {"completion_ids": [9] * n, "reward": n / 2, "group": n % 2} for n in range(1, 9)]
     samples = samples_of(tmp_path, "gptj_tiny", ids, "rloo", 24, {"beta": 0.5}.items())
     kl = np.random.default_rng(0).normal(size=36)
-    penalized = samples.with_kl(kl)
+    penalized = samples.with_kl_penalty(kl)
     batch = penalized.take(np.arange(len(samples)))
     lengths = batch[COMPLETION_LENGTHS][batch[COMPLETION_LENGTHS] > 0].astype(int)
     sums = np.add.reduceat(kl, np.cumsum([0, *lengths[:-1]]))

@@ -91,7 +91,7 @@ def batches_of(
     by_name = {OLD_LOGPS: old(whole), REF_LOGPS: ref(whole)}
     if config.training.objective == "rloo" and config.training.resolved_beta:
         in_loss = whole["labels"] != IGNORE_INDEX
-        samples = samples.with_kl((by_name[OLD_LOGPS] - by_name[REF_LOGPS])[in_loss])
+        samples = samples.with_kl_penalty((by_name[OLD_LOGPS] - by_name[REF_LOGPS])[in_loss])
     batches = []
     for i in range(count):
         chosen = rows[i * size : (i + 1) * size]
