@@ -46,13 +46,13 @@ class BlockStack:
     hidden_size: int | None = None
 
     @property
-    def types(self) -> Sequence[Any]:
+    def block_types(self) -> Sequence[Any]:
         """Layer type of each block of the stack, in order."""
         owns_bias = self.find_position_bias() is not None
         return self.layer_types or [owns_bias and i == 0 for i in range(self.num_layers)]
 
     @property
-    def types_without_bias(self) -> Sequence[Any]:
+    def block_types_without_bias(self) -> Sequence[Any]:
         """Layer type of each block if its position bias is an input instead of its own variable."""
         return self.layer_types or [False] * self.num_layers
 
@@ -77,8 +77,8 @@ class EncoderDecoderSpec:
         embeddings: the input layer of the encoder, whose `tokens` own their weight.
         encoder, decoder: the blocks.
         head: the output layer of the decoder.
-        hf_embedding_names: other names in files of the embedding weight of `token_layer`, besides a
-            tied head's.
+        hf_embedding_names: other names in files of the embedding weight of
+            `token_embedding_layer`, besides a tied head's.
         encoder_head: the output layer of the encoder; None: it has none.
         decoder_embeddings: the input layer of the decoder, if it has variables besides the
             embedding weight; None: the encoder's.
@@ -101,7 +101,7 @@ class EncoderDecoderSpec:
         return {"encoder": self.encoder, "decoder": self.decoder}
 
     @property
-    def token_layer(self) -> str:
+    def token_embedding_layer(self) -> str:
         """Weight-map name of the layer that owns the embedding weight of decoder and tied head."""
         return DECODER_EMBEDDINGS if self.has_decoder_tokens else EMBEDDINGS
 
@@ -123,8 +123,10 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
 
     def add_stack(title: str, stack: BlockStack) -> None:
         names = tuple(layer_name(title, i) for i in range(stack.num_layers))
-        blocks = {layer_type: stack.block(layer_type) for layer_type in dict.fromkeys(stack.types)}
-        for i, (name, layer_type) in enumerate(zip(names, stack.types, strict=True)):
+        blocks = {
+            layer_type: stack.block(layer_type) for layer_type in dict.fromkeys(stack.block_types)
+        }
+        for i, (name, layer_type) in enumerate(zip(names, stack.block_types, strict=True)):
             layers[name] = tuple(collect_mappings(blocks[layer_type], f"{stack.hf_layers}.{i}"))
         # A first layer that owns a position bias is a phase of its own.
         num_first = 0 if stack.find_position_bias() is None else 1
@@ -142,8 +144,10 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
             add_layer(HEAD, spec.head)
             head = spec.head()
             head_names += [f"{as_lm_head(head).lm_head.hf_linear}.weight"] if head.tied else []
-    token_layer = spec.token_layer if spec.token_layer in layers else EMBEDDINGS
-    (embedding,) = (m.weights[0].name for m in layers[token_layer] if m.path == EMBEDDING)
+    token_embedding_layer = (
+        spec.token_embedding_layer if spec.token_embedding_layer in layers else EMBEDDINGS
+    )
+    (embedding,) = (m.weights[0].name for m in layers[token_embedding_layer] if m.path == EMBEDDING)
     aliases = dict.fromkeys([*spec.hf_embedding_names, *head_names], embedding)
     mappings = [mapping for layer in layers.values() for mapping in layer]
     buffers = {m.weights[0].name: m.weights[0] for m in mappings if m.is_buffer}

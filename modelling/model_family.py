@@ -148,7 +148,7 @@ def encoder_decoder_family(
 
     def build_head(config: Any) -> HeadLoss:
         spec, adapters = build_spec_and_adapters(config)
-        return adapters.attach_to_head(spec.head(), spec.token_layer)
+        return adapters.attach_to_head(spec.head(), spec.token_embedding_layer)
 
     def make_generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
         from modelling.generation.encoder_decoder import EncoderDecoderGenerator

@@ -204,7 +204,7 @@ class EncoderDecoderGenerator:
         """Prepare the prompts; the encoder's padding mask is their tensor for decoding."""
         start = [self.special_tokens.decoder_start_token_id]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
-        is_real_prompt = self._packing.has_tokens(mask)
+        is_real_prompt = self._packing.real_example_mask(mask)
         prompt_tokens = popxl.constant([start] * is_real_prompt.nelms, popxl.int32, "prompt_tokens")
         return PreparedPrompts(is_real_prompt, first, prompt_tokens, [mask])
 
@@ -249,7 +249,7 @@ class EncoderDecoderGenerator:
     ) -> tuple[MicroBatchTensor, Caches]:
         decoder_embeddings = self._model.decoder_embeddings
         start = self._adapters.attach_to_embeddings(
-            (decoder_embeddings or self._model.embeddings)(), self._model.token_layer
+            (decoder_embeddings or self._model.embeddings)(), self._model.token_embedding_layer
         )
         name = EMBEDDINGS if decoder_embeddings is None else DECODER_EMBEDDINGS
         if start.has_positions:
@@ -267,14 +267,14 @@ class EncoderDecoderGenerator:
 
     def make_head(self) -> LMHeadLoss:
         return self._adapters.attach_to_head(
-            as_lm_head(self._model.head()), self._model.token_layer
+            as_lm_head(self._model.head()), self._model.token_embedding_layer
         )
 
     def _make_blocks(self, stack_name: str) -> LayerModules:
         """Create a stack's blocks; a position bias is no variable of theirs but an input."""
         stack = self._model.stacks[stack_name]
         names = [layer_name(stack_name, i) for i in range(stack.num_layers)]
-        return self._adapters.build_layers(names, stack.types_without_bias, stack.block)
+        return self._adapters.build_layers(names, stack.block_types_without_bias, stack.block)
 
     def _compute_position_bias(
         self, executor: LayerExecutor, stack: str, length: int

@@ -143,7 +143,7 @@ class Attention(addons.Module):
                 Chunked attention takes no lengths.
         """
         if self.differentiable:
-            q, k, v = map(self._mark_for_storage, (q, k, v))
+            q, k, v = map(self._mark_saved, (q, k, v))
         floats, queries = [q, k, v, *biases], q.shape[QUERIES]
         if queries == 1:  # in generation
             return self._attend(floats, qk_ids, seed, lengths, fused=False)
@@ -208,7 +208,7 @@ class Attention(addons.Module):
             fused=fused,
         )
 
-    def _mark_for_storage(self, x: Tensor) -> Tensor:
+    def _mark_saved(self, x: Tensor) -> Tensor:
         """Marks x as saved for the backward pass, in the layout that its kernel reads fastest.
 
         cuDNN's kernel takes (b, s, h, d), as projections produce it; a loop over tiles takes

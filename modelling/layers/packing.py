@@ -81,7 +81,7 @@ class Packing:
         query_segments = np.repeat(self._example_ids, self.sequences_per_example * length)
         return segment_bias(popxl.constant(query_segments[None], popxl.int32, "examples"), mask)
 
-    def has_tokens(self, mask: Tensor) -> Tensor:
+    def real_example_mask(self, mask: Tensor) -> Tensor:
         """True for each example that has a token: bool (batch * examples_per_sample,)."""
         if self.examples_per_sample == 1:
             return ops.cast(ops.max(mask, 1), popxl.bool)

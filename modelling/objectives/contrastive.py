@@ -51,7 +51,7 @@ class Contrastive(PooledObjective):
         groups: ParallelGroups,
     ) -> Tensor:
         """Normalizes vectors to length 1: float32 (texts, hidden) -> the same shape; 0 stays 0."""
-        return logits / ops.sqrt(ops.maximum(_squares(logits), _constant(_MIN_SQUARE)))
+        return logits / ops.sqrt(ops.maximum(_squared_norms(logits), _constant(_MIN_SQUARE)))
 
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
         """Computes the loss of a batch that is on one replica, see `loss_of_rows`."""
@@ -71,7 +71,7 @@ class Contrastive(PooledObjective):
         loss = self._log_partition(anchors, batch_documents) - score
         if self._training.symmetric:
             loss = (loss + self._log_partition(positives, batch_anchors) - score) * 0.5
-        is_row = 1.0 - _is_absent(anchors).reshape((-1,))
+        is_row = 1.0 - _zero_vector_mask(anchors).reshape((-1,))
         return ops.sum(loss * is_row)
 
     def _split_rows(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ class Contrastive(PooledObjective):
         """Computes the log of the sum of exponential scores over all candidates: (queries,)."""
         candidates = candidates.reshape((-1, candidates.shape[-1]))
         scores = queries @ candidates.transpose() * self._training.scale
-        return ops.logsumexp(scores + _is_absent(candidates).transpose() * _ABSENT, 1)
+        return ops.logsumexp(scores + _zero_vector_mask(candidates).transpose() * _ABSENT, 1)
 
     # ---- on the host ------------------------------------------------------------------------
     def normalizer(self, batch: Batch) -> int:
@@ -102,10 +102,10 @@ def _constant(value: float) -> Tensor:
     return constant
 
 
-def _squares(vectors: Tensor) -> Tensor:
+def _squared_norms(vectors: Tensor) -> Tensor:
     return ops.sum(vectors * vectors, -1, keepdims=True)
 
 
-def _is_absent(vectors: Tensor) -> Tensor:
+def _zero_vector_mask(vectors: Tensor) -> Tensor:
     """1 for vectors of zeros, which stand for no text, 0 for others: float32 (n, 1)."""
-    return ops.cast(ops.equal(_squares(ops.detach(vectors)), _constant(0.0)), popxl.float32)
+    return ops.cast(ops.equal(_squared_norms(ops.detach(vectors)), _constant(0.0)), popxl.float32)

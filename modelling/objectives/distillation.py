@@ -45,10 +45,10 @@ class TopTokens(TokenOutputs):
     ) -> Tensor:
         local_size = logits.shape[-1]
         flat = logits.reshape((labels.nelms, local_size))
-        sharded = ShardedLogits(flat, groups).within(self._vocab_size).centred()
+        sharded = ShardedLogits(flat, groups).mask_ids_from(self._vocab_size).subtract_max()
         logps = ShardedLogits(sharded.local - sharded.logsumexp(), groups)
         values, ids = logps.top_k(self._k)
-        rest = logps.without_tokens(ids).divided_by(self._temperature).logsumexp()
+        rest = logps.mask_ids(ids).scale_by_temperature(self._temperature).logsumexp()
         return ops.concat([ops.cast(ids, popxl.float32), values, rest], 1)
 
 
@@ -82,9 +82,9 @@ class Distillation(CrossEntropy):
         k = training.top_k or 0
         self.token_inputs = {
             "labels": lambda labels: labels,
-            TEACHER_IDS: _per_token(popxl.int32, k),
-            TEACHER_LOGPS: _per_token(popxl.float16, k),
-            **({TEACHER_REST: _per_token(popxl.float32)} if self._has_bin else {}),
+            TEACHER_IDS: _token_spec_maker(popxl.int32, k),
+            TEACHER_LOGPS: _token_spec_maker(popxl.float16, k),
+            **({TEACHER_REST: _token_spec_maker(popxl.float32)} if self._has_bin else {}),
         }
 
     def loss_stats(
@@ -100,33 +100,33 @@ class Distillation(CrossEntropy):
             name: layout.transpose_if_sequence_first(t).reshape((tokens, -1))
             for name, t in inputs.items()
         }
-        sharded = ShardedLogits(logits.reshape((tokens, logits.shape[-1])), groups).centred()
+        sharded = ShardedLogits(logits.reshape((tokens, logits.shape[-1])), groups).subtract_max()
         labels, ids = flat["labels"], flat[TEACHER_IDS]
-        chosen = sharded.of_tokens(ops.concat([labels, ids], 1))
-        of_label, of_ids = ops.split(chosen, [1, ids.shape[1]], 1)
-        divergence = self._divergence(sharded, of_ids, flat)
-        return self._sum_counted([sharded.logsumexp() - of_label, divergence], labels)
+        chosen = sharded.gather_ids(ops.concat([labels, ids], 1))
+        of_label, top_logits = ops.split(chosen, [1, ids.shape[1]], 1)
+        divergence = self._divergence(sharded, top_logits, flat)
+        return self._sum_loss_tokens([sharded.logsumexp() - of_label, divergence], labels)
 
-    def _sum_counted(self, losses: Sequence[Tensor], labels: Tensor) -> Tensor:
+    def _sum_loss_tokens(self, losses: Sequence[Tensor], labels: Tensor) -> Tensor:
         """Sums values of loss tokens: several (tokens, 1) -> (1, n)."""
         ignored = ops.equal(labels, popxl.constant(IGNORE_INDEX, popxl.int32, "ignored"))
         zero = popxl.constant(0.0, popxl.float32)
         return ops.sum(ops.where(ignored, zero, ops.concat(losses, 1)), [0], keepdims=True)
 
     def _divergence(
-        self, logits: ShardedLogits, of_ids: Tensor, inputs: Mapping[str, Tensor]
+        self, logits: ShardedLogits, top_logits: Tensor, inputs: Mapping[str, Tensor]
     ) -> Tensor:
         """Computes t^2 KL(q || p) of each token: float32 (tokens, 1).
 
         Args:
-            of_ids: logits of the teacher's likeliest tokens, (tokens, k).
+            top_logits: logits of the teacher's likeliest tokens, (tokens, k).
             inputs: the teacher's outputs, (tokens, ...).
         """
         t = self._temperature
-        logits = logits.divided_by(t)
-        log_p, log_q = [of_ids / t], [ops.cast(inputs[TEACHER_LOGPS], popxl.float32) / t]
+        logits = logits.scale_by_temperature(t)
+        log_p, log_q = [top_logits / t], [ops.cast(inputs[TEACHER_LOGPS], popxl.float32) / t]
         if self._has_bin:
-            log_p.append(logits.without_tokens(inputs[TEACHER_IDS]).logsumexp())
+            log_p.append(logits.mask_ids(inputs[TEACHER_IDS]).logsumexp())
             log_q.append(inputs[TEACHER_REST])
         student = ops.concat(log_p, 1) - logits.logsumexp()
         teacher = ops.concat(log_q, 1)
@@ -169,6 +169,6 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
     return ops.sum(ops.exp(p) * (p - q), 1, keepdims=True)
 
 
-def _per_token(dtype: popxl.dtype, *sizes: int) -> Callable[[TensorSpec], TensorSpec]:
+def _token_spec_maker(dtype: popxl.dtype, *sizes: int) -> Callable[[TensorSpec], TensorSpec]:
     """Returns a function that makes the spec of an input with values for each token."""
     return lambda labels: TensorSpec((*labels.shape, *sizes), dtype)

@@ -76,18 +76,18 @@ class FullDistillation(Distillation):
         """
         labels = layout.transpose_if_sequence_first(inputs["labels"])
         labels, shape = labels.reshape((labels.nelms, 1)), (labels.nelms, logits.shape[-1])
-        student = ShardedLogits(logits.reshape(shape), groups).centred()
+        student = ShardedLogits(logits.reshape(shape), groups).subtract_max()
         teacher = ShardedLogits(inputs[TEACHER_LOGITS].reshape(shape), groups)
-        losses = [student.logsumexp() - student.of_tokens(labels)]
-        losses.append(self._divergence_of_all(student, teacher))
-        return self._sum_counted(losses, labels)
+        losses = [student.logsumexp() - student.gather_ids(labels)]
+        losses.append(self._token_divergence(student, teacher))
+        return self._sum_loss_tokens(losses, labels)
 
-    def _divergence_of_all(self, student: ShardedLogits, teacher: ShardedLogits) -> Tensor:
+    def _token_divergence(self, student: ShardedLogits, teacher: ShardedLogits) -> Tensor:
         """Computes t^2 times the divergence of each token: float32 (tokens, 1)."""
         assert self.states is not None
         t, known = self._temperature, min(self.states.vocab_size, self._vocab_size)
         log_q, log_p = (
-            logits.within(known).centred().divided_by(t).log_softmax()
+            logits.mask_ids_from(known).subtract_max().scale_by_temperature(t).log_softmax()
             for logits in (teacher, student)
         )
         local = self._jsd(log_q.local, log_p.local)

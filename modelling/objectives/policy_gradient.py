@@ -125,7 +125,7 @@ class PolicyGradient(Objective):
         values = {_ENTROPY: entropies * is_label, _LOG_RATIO: log_ratios}
         if self._is_token_ratio:
             ratios = _bounded_exp(log_ratios)
-            below, above = self._clip(ratios)
+            below, above = self._clip_ratios(ratios)
             values |= {_BELOW_HIGH: below * is_label, _ABOVE_LOW: above * is_label}
             low, high = (popxl.constant(x, popxl.float32) for x in (self._low, self._high))
             values[_NUM_LOW] = ops.cast(ops.greater(low, ops.detach(ratios)), popxl.float32)
@@ -150,7 +150,7 @@ class PolicyGradient(Objective):
             log_ratios = sums[_LOG_RATIO]
             is_mean = self.policy_loss.ratio == "mean"
             ratios = _bounded_exp(log_ratios / lengths if is_mean else log_ratios)
-            below, above = self._clip(ratios)
+            below, above = self._clip_ratios(ratios)
         losses = -ops.clip(advantages, min=0.0) * below - ops.clip(advantages, max=0.0) * above
         if self._has_kl_loss:
             kl = sums[_KL] if self._is_token_ratio else sums[_KL] / lengths * ratios
@@ -161,7 +161,7 @@ class PolicyGradient(Objective):
             losses = losses * ops.clip(num_tokens, max=1.0)
         return ops.sum(losses)
 
-    def _clip(self, ratios: Tensor) -> tuple[Tensor, Tensor]:
+    def _clip_ratios(self, ratios: Tensor) -> tuple[Tensor, Tensor]:
         """Clips ratios from above, for positive advantages, and from below, for negative ones."""
         return ops.clip(ratios, max=self._high), ops.clip(ratios, min=self._low)
 
@@ -209,14 +209,14 @@ class PolicyGradient(Objective):
             means[f"completions/{name}_length"] = (value, float(len(lengths) > 0))
         per_token = {"entropy": sums[_ENTROPY]} | self._kl_sums(sums, tokens, batch)
         means |= {name: (float(np.sum(v)), float(tokens.sum())) for name, v in per_token.items()}
-        low, high, count = self._clipped(sums, tokens)
+        low, high, count = self._count_clipped(sums, tokens)
         advantages = batch[ADVANTAGES][is_present, 0]
         low, high = low * (advantages < 0), high * (advantages > 0)
         for name, v in (("low", low), ("high", high), ("region", low + high)):
             means[f"clip_ratio/{name}_mean"] = (float(np.sum(v)), count)
         return means
 
-    def _clipped(
+    def _count_clipped(
         self, sums: Mapping[str, np.ndarray], tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, float]:
         """Numbers of ratios below and above the bounds in each completion, and of all ratios."""

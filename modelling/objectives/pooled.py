@@ -49,7 +49,7 @@ class PooledObjective(Objective):
         return logits
 
 
-class RowCount(Objective):
+class MeanOverLabeledRows(Objective):
     """Mixin of objectives whose loss is a mean over the rows of `IS_LABELED`."""
 
     def normalizer(self, batch: Batch) -> int:
@@ -61,7 +61,7 @@ class RowCount(Objective):
         return {**batch, IS_LABELED: present}
 
 
-class LabelObjective(RowCount, PooledObjective):
+class LabelObjective(MeanOverLabeledRows, PooledObjective):
     """Mean loss over labeled sequences: cross-entropy, binary cross-entropy or squared error.
 
     As `transformers.loss.loss_utils.ForSequenceClassificationLoss`: cross-entropy for one class of

@@ -11,7 +11,7 @@ import popxl
 from config.metrics import MetricSums
 from data.labeled_samples import IS_LABELED, LABELS
 from data.samples import Batch
-from modelling.objectives.pooled import PooledObjective, RowCount
+from modelling.objectives.pooled import MeanOverLabeledRows, PooledObjective
 from modelling.objectives.preference import log_sigmoid
 from popxl import Tensor, TensorSpec, ops
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from modelling.layers.parallel import ParallelGroups
 
 
-class RewardObjective(RowCount, PooledObjective):
+class RewardObjective(MeanOverLabeledRows, PooledObjective):
     """Mean over pairs of -log sigmoid(c - r - margin) + coefficient (c + r)², as in TRL.
 
     c and r are the scores of the chosen and the rejected text (Bradley and Terry, 1952; centring:

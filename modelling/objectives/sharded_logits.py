@@ -34,8 +34,8 @@ class ShardedLogits:
     local: Tensor
     groups: ParallelGroups
 
-    def within(self, vocab_size: int) -> ShardedLogits:
-        """Returns them with those of ids from `vocab_size` on masked."""
+    def mask_ids_from(self, vocab_size: int) -> ShardedLogits:
+        """Masks the logits of ids from `vocab_size` on."""
         local_size = self.local.shape[-1]
         classes = np.arange(local_size * self.groups.tensor_parallel)
         if vocab_size >= len(classes):
@@ -46,16 +46,16 @@ class ShardedLogits:
             beyond = ops.collectives.replicated_slice(beyond, 0, self.groups.tp)
         return ShardedLogits(self.local + beyond.reshape((1, local_size)), self.groups)
 
-    def centred(self) -> ShardedLogits:
-        """Returns them minus the largest logit of each token, to which no gradient flows."""
+    def subtract_max(self) -> ShardedLogits:
+        """Subtracts the largest logit of each token, to which no gradient flows."""
         largest = ops.detach(ops.max(self.local, axis=-1, keepdims=True))
         if self.groups.tensor_parallel > 1:
             group = self.groups.tp
             largest = ops.detach(ops.collectives.replicated_all_reduce(largest, "max", group))
         return ShardedLogits(self.local - largest, self.groups)
 
-    def divided_by(self, temperature: float) -> ShardedLogits:
-        """Returns them divided by a temperature."""
+    def scale_by_temperature(self, temperature: float) -> ShardedLogits:
+        """Divides the logits by a temperature."""
         if temperature == 1:
             return self
         return ShardedLogits(self.local / temperature, self.groups)
@@ -73,15 +73,15 @@ class ShardedLogits:
         total = self.groups.copy_to_tp(self.logsumexp())
         return ShardedLogits(self.local - total, self.groups)
 
-    def of_tokens(self, ids: Tensor) -> Tensor:
-        """Returns the logits of token ids, int32 (tokens, k) -> float32 (tokens, k).
+    def gather_ids(self, ids: Tensor) -> Tensor:
+        """Gathers the logits of token ids: int32 (tokens, k) -> float32 (tokens, k).
 
         Those of ids outside the vocabulary are 0.
         """
         return self.groups.reduce_from_tp(select_logits(self.local, self._local_ids(ids)))
 
-    def without_tokens(self, ids: Tensor) -> ShardedLogits:
-        """Returns them with those of token ids, int32 (tokens, k), masked."""
+    def mask_ids(self, ids: Tensor) -> ShardedLogits:
+        """Masks the logits of token ids, int32 (tokens, k)."""
         masked = mask_logits(self.local, self._local_ids(ids), value=MASKED)
         return ShardedLogits(masked, self.groups)
 

@@ -145,8 +145,8 @@ class BatchLossPhase:
             return
         with popxl.plan.part("loss/forward"):
             own = self._vectors.load_all()
-            (loss,) = self._forward.call(own, self._gather(own))
-            self._store_loss(loss * self._weight())
+            (loss,) = self._forward.call(own, self._gather_vectors(own))
+            self._store_loss(loss * self._load_loss_weight())
 
     def backward(self) -> popxl.Tensor:
         """Compute the loss and store the gradients of the vectors.
@@ -156,9 +156,9 @@ class BatchLossPhase:
             that the optimizer skips the step.
         """
         with popxl.plan.part("loss/backward"):
-            own, weight = self._vectors.load_all(), self._weight()
+            own, weight = self._vectors.load_all(), self._load_loss_weight()
             grad = self._forward.autodiff(grads_required=self._forward.graph.inputs)
-            info = self._forward.call_with_info(own, self._gather(own))
+            info = self._forward.call_with_info(own, self._gather_vectors(own))
             loss = info.outputs[0] * weight
             scaling = popxl.constant(self._settings.config.execution.loss_scaling, popxl.float32)
             args = grad.grad_graph_info.inputs_dict(info)
@@ -168,12 +168,12 @@ class BatchLossPhase:
             zero, nan = (popxl.constant(x, popxl.float32) for x in (0.0, math.nan))
             return ops.where(ops.isfinite(loss), zero, nan)
 
-    def _gather(self, own: Tensor) -> Tensor:
+    def _gather_vectors(self, local_vectors: Tensor) -> Tensor:
         """Gathers the vectors of all data-parallel replicas."""
         groups = self._settings.groups
         if groups.data_parallel == 1:
-            return own
-        return ops.collectives.replicated_all_gather(own, 0, groups.dp, "concat")
+            return local_vectors
+        return ops.collectives.replicated_all_gather(local_vectors, 0, groups.dp, "concat")
 
     def _reduce_scatter(self, batch_grads: Tensor) -> Tensor:
         """Sums the gradients of gathered vectors over replicas; returns those of this replica."""
@@ -183,7 +183,7 @@ class BatchLossPhase:
         own = ops.collectives.replicated_reduce_scatter(batch_grads, "add", groups.dp)
         return own.reshape((-1, hidden))
 
-    def _weight(self) -> Tensor:
+    def _load_loss_weight(self) -> Tensor:
         return ops.remote_load(self._inputs.buffers[LOSS_WEIGHT], 0)
 
     def _store_loss(self, loss: Tensor) -> None:

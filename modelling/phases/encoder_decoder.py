@@ -75,8 +75,8 @@ def build_encoder_decoder_phases(
     `EncoderContext`; `decoder_input_ids`, int32 (sequences, decoder_sequence_length), and those of
     the head's objective, of that shape.
     """
-    config, token_layer = settings.config, model.token_layer
-    head = adapters.attach_to_head(model.head(), token_layer)
+    config, token_embedding_layer = settings.config, model.token_embedding_layer
+    head = adapters.attach_to_head(model.head(), token_embedding_layer)
     set_objective(head, settings)
     packing, batch = (
         Packing.from_config(config, answers_per_example(config)),
@@ -94,7 +94,7 @@ def build_encoder_decoder_phases(
         "decoder", targets, model, settings, EMBEDDINGS, *decoder_phases
     )
     embeddings = (model.decoder_embeddings or model.embeddings)()
-    embeddings = adapters.attach_to_embeddings(embeddings, token_layer)
+    embeddings = adapters.attach_to_embeddings(embeddings, token_embedding_layer)
     tokens, outputs = {"input_ids": inputs.layer_io("decoder_input_ids")}, [decoder.last_row]
     shared = {} if model.has_decoder_tokens else {TOKENS: runs[0].phase}
     phase = Phase(DECODER_EMBEDDINGS, embeddings, tokens, outputs, settings, 1, shared)
@@ -205,7 +205,7 @@ def _build_stack(
             requires_grad = settings.is_phase_trainable(title) or input_has_grad
             x, y = activations.reserve_rows(layers, requires_grad)
             names = [layer_name(name, i) for i in range(layer, layer + layers)]
-            types = stack.types[layer : layer + layers]
+            types = stack.block_types[layer : layer + layers]
             blocks = adapters.build_layers(names, types, stack.block).map_modules(StackBlock)
             inputs = {"x": x, **extra_inputs}
             by_type = build_runs_by_type(title, blocks, inputs, [y], settings, shared)
