@@ -318,7 +318,12 @@ class Experts(Module):
         hidden = scale_rows(self.gated_activation(gate, up), topk_weights, order, inverse_order)
         tokens = x.shape[0]
         y = ops.grouped_matmul(
-            hidden, self.down.weight, group_sizes, expected_rows=expected, rows=rows, into=tokens
+            hidden,
+            self.down.weight,
+            group_sizes,
+            expected_rows=expected,
+            rows=rows,
+            num_out_rows=tokens,
         )
         if self.down_adapter is None:
             return y

@@ -226,7 +226,7 @@ class ExpertAdapter(LowRankMatrices):
         if self._is_down:
             low_rank = ops.grouped_matmul(x, a, **groups)
             b, tokens = self._copy_to_tp(b), y.shape[0]
-            delta = ops.grouped_matmul(low_rank, b, **groups, rows=rows, into=tokens)
+            delta = ops.grouped_matmul(low_rank, b, **groups, rows=rows, num_out_rows=tokens)
         else:
             a = self._copy_to_tp(a)
             low_rank = ops.grouped_matmul(x, a, **groups, transpose=True, rows=rows)

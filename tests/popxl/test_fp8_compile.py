@@ -34,7 +34,7 @@ def lowered(
     scale = [] if rule else [spec((3,), jnp.float32)]
     own = [spec((), jnp.float32)] * 2
     inputs = [spec((4, 128, 512), forward), *own, spec((512, 256), forward), *own]
-    attrs: dict = {"of": (dtypes.bfloat16,) * 3}
+    attrs: dict = {"io_dtypes": (dtypes.bfloat16,) * 3}
     if name == "fp8_linear_grads":
         attrs = {"results": (dtypes.bfloat16, dtypes.bfloat16)}
         inputs = [spec((4, 128, 256), bfloat16), *inputs]

@@ -17,7 +17,7 @@ from popxl._compile.cache_key import segment_key
 from popxl._compile.segment_function import lower_segment
 from popxl._devices.mesh import replica_mesh
 from popxl._run.program import Program
-from popxl.ops.var_updates._rounding import random_uint16, round_to_neighbour
+from popxl.ops.var_updates._rounding import random_uint16, round_to_neighbor
 from tests.slow import slow
 
 pytestmark = pytest.mark.usefixtures("cached")
@@ -56,7 +56,7 @@ def in_between(dtype) -> np.ndarray:
 @partial(jax.jit, static_argnames="dtype")
 def rounded(values: jax.Array, dtype, seed: jax.Array) -> jax.Array:
     own = jnp.zeros(values.shape, jnp.uint16)
-    return round_to_neighbour(values, dtype, random_uint16(seed, own, 0))
+    return round_to_neighbor(values, dtype, random_uint16(seed, own, 0))
 
 
 def draw(values: np.ndarray, dtype, count: int, seed: int = 0) -> np.ndarray:

@@ -53,7 +53,7 @@ def _mixture(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
     y = ops.grouped_matmul(x, popxl.constant(matrices), sizes, rows=rows)
     weighed = scale_rows(y, weights, order, places)
     same = popxl.constant(np.stack([np.eye(FEATURES, dtype=np.float32)] * EXPERTS))
-    return ops.grouped_matmul(weighed, same, sizes, rows=rows, into=TOKENS)
+    return ops.grouped_matmul(weighed, same, sizes, rows=rows, num_out_rows=TOKENS)
 
 
 def _mixture_of_groups(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
@@ -68,7 +68,7 @@ def _mixture_of_groups(x: popxl.Tensor, scores: popxl.Tensor) -> popxl.Tensor:
         y = ops.grouped_matmul(x, popxl.constant((e + 1) * same), sizes, rows=rows)
         weighed = ops.where(here, scale_rows(y, weights, order, places), nothing)
         total = total + ops.grouped_matmul(
-            weighed, popxl.constant(same), sizes, rows=rows, into=TOKENS
+            weighed, popxl.constant(same), sizes, rows=rows, num_out_rows=TOKENS
         )
     return total
 

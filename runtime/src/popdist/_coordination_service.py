@@ -71,7 +71,7 @@ _CHUNK_BYTES = 2**16  # bytes
 _SPARE_FILES = 128  # open files beyond those of the processes
 
 
-def run_digest(run_name: str) -> bytes:
+def hash_run_name(run_name: str) -> bytes:
     """Returns a hash of the run's name, which processes compare when they connect."""
     return hashlib.sha256(run_name.encode()).digest()[:16]
 
@@ -102,7 +102,7 @@ class Coordinator:
         self, server: socket.socket, service: str, processes: int, run_name: str, secret: str
     ) -> None:
         self._server, self._service, self._count = server, service, processes
-        self._run, self._secret = run_digest(run_name), secret
+        self._run, self._secret = hash_run_name(run_name), secret
         self._members: dict[socket.socket, int] = {}
         self._joined: set[int] = set()
         self._pending: dict[socket.socket, tuple[bytes, float, str]] = {}  # said, since, who

@@ -61,7 +61,7 @@ class CoordinatorMonitor:
         self._stopped = threading.Event()
         threading.Thread(target=self._exit_when_silent, name="overseer", daemon=True).start()
 
-    def reset(self) -> None:
+    def reset_timeout(self) -> None:
         """Restarts the silence timeout, because the coordination service has answered."""
         self._silent_seconds = 0.0
 

@@ -53,7 +53,7 @@ def _authenticate(sock: socket.socket, info: ProcessInfo, request: int) -> int:
         challenge = _receive_exactly(sock, _coordination_service.CHALLENGE.size)
         if challenge[:8] != _coordination_service.MAGIC:
             return -1
-        run = _coordination_service.run_digest(info.run)
+        run = _coordination_service.hash_run_name(info.run)
         hello = _coordination_service.HELLO.pack(
             _coordination_service.MAGIC, run, info.index, info.count, request, number, b""
         )[:-32]

@@ -276,7 +276,7 @@ class ProcessGroup:
                 lost = monitor.find_lost_peer(elapsed)
             except Exception:  # a busy service
                 continue
-            self._coordinator_monitor.reset()
+            self._coordinator_monitor.reset_timeout()
             if lost is not None:
                 self._exit_with_lost_peer(lost, monitor.failure_reason(lost))
 
@@ -390,7 +390,7 @@ class ProcessGroup:
         self._is_shutting_down.set()
         self._monitor_thread.join()  # before the interpreter ends, which must not find it in an RPC
         distributed.global_state.client = None
-        self._coordinator_monitor.reset()
+        self._coordinator_monitor.reset_timeout()
         with suppress(Exception):  # the service may be gone
             self._status_board.publish_status(status)
         self._coordinator_monitor.stop()

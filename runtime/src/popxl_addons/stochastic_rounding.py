@@ -9,7 +9,7 @@ import numpy as np
 import popxl
 from popxl import ops
 from popxl.custom import jax_op
-from popxl.ops.var_updates._rounding import round_to_neighbour
+from popxl.ops.var_updates._rounding import round_to_neighbor
 
 
 def enable_stochastic_rounding(ir: popxl.Ir, enabled: bool = True) -> None:
@@ -50,7 +50,7 @@ def _lower_round_by_hash(t: Any, *, dtype: str) -> Any:
     x = t.view(xp.uint32)
     x = (x ^ (x >> 16)) * xp.uint32(0x85EBCA6B)  # MurmurHash3's last steps: a permutation in
     x = (x ^ (x >> 13)) * xp.uint32(0xC2B2AE35)  # which each bit depends on all
-    return round_to_neighbour(t, np.dtype(dtype), (x ^ (x >> 16)).astype(xp.uint16))
+    return round_to_neighbor(t, np.dtype(dtype), (x ^ (x >> 16)).astype(xp.uint16))
 
 
 def round_by_hash(t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:

@@ -179,7 +179,7 @@ def _write(program: _Program, case: Case) -> None:
         info = autodiff(graph, grads_required=wanted)
         case.used |= {op.defn.name for op in info.graph.ops}
         for op in info.graph.ops:  # a generic gradient runs the op that it differentiates
-            case.used |= {op.attrs["of"]} if op.defn.name == "vjp" else set()
+            case.used |= {op.attrs["op_name"]} if op.defn.name == "vjp" else set()
     site = ops.call_with_info(graph, *inputs)
     for t in site.outputs[: len(outputs)]:
         program.store(t, case.outputs.append)

@@ -90,7 +90,7 @@ def test_rows_that_are_not_finite_or_in_no_group_change_no_others(seed: int, add
     m = rng.integers(-3, 4, (groups, IN, OUT)).astype(np.float32)
 
     def build(x, m, sizes, rows):
-        return ops.grouped_matmul(x, m, sizes, rows=rows, into=into)
+        return ops.grouped_matmul(x, m, sizes, rows=rows, num_out_rows=into)
 
     found = evaluate(partial(_with_gradients, build), x, m, sizes, rows, dy)
     for ours, expected in zip(found, _expected(x, m, sizes, rows, dy, into), strict=True):
@@ -133,9 +133,19 @@ WRONG: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("unsigned rows", [X, M, SIZES, ((3,), popxl.uint32)], {}, "rows are int32, not uint32"),
     ("float rows", [X, M, SIZES, ((3,), F)], {}, "rows are int32, not float32"),
     ("rows of rank 2", [X, M, SIZES, ((3, 1), N)], {}, "`rows` has a number for each row"),
-    ("other rows", [X, M, SIZES, ((2,), N)], {"into": 4}, "`rows` has a number for each row"),
-    ("into nothing", [X, M, SIZES], {"into": 4}, "there are none"),
-    ("negative", [X, M, SIZES, ROWS], {"into": -1}, "into must be at least 0, not -1"),
+    (
+        "other rows",
+        [X, M, SIZES, ((2,), N)],
+        {"num_out_rows": 4},
+        "`rows` has a number for each row",
+    ),
+    ("into nothing", [X, M, SIZES], {"num_out_rows": 4}, "there are none"),
+    (
+        "negative",
+        [X, M, SIZES, ROWS],
+        {"num_out_rows": -1},
+        "num_out_rows must be at least 0, not -1",
+    ),
     (
         "fraction",
         [X, M, SIZES, ROWS],

@@ -276,7 +276,7 @@ def _is_builtin(defn: OpDef) -> bool:
 
 def _user_op_lines(op: Op, target: str) -> Iterator[str]:
     """Yields a hash of a user-defined op's StableHLO; its code is not in the source hash."""
-    defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
+    defn = registry()[op.attrs["op_name"]] if op.defn.name == "vjp" else op.defn
     if not _is_builtin(defn):
         yield _lowering_text(op, target)
 

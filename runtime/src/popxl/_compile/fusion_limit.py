@@ -48,5 +48,5 @@ def _is_fused(node: Node) -> bool:
     op = node.op
     if op is None or node.kind != "op" or node.regions:
         return False
-    defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
+    defn = registry()[op.attrs["op_name"]] if op.defn.name == "vjp" else op.defn
     return defn.name in _ALSO_FUSED or not _FUSED.isdisjoint(defn.tags)

@@ -50,14 +50,14 @@ class AddedProgram:
                 f"the added program has {len(variables)} variables and {len(own)} remote buffers, "
                 f"but the session's {len(owned)} and {len(others)}: they must be equal"
             )
-        self._shared = {a: b for a, b in zip(own, others, strict=True) if _is_alike(a, b)}
+        self._shared = {a: b for a, b in zip(own, others, strict=True) if _has_same_spec(a, b)}
         self.ir.place_like(self.owner)
         self._owner_of = dict(zip(variables, owned, strict=True))
         for variable, owner in self._owner_of.items():
-            if not self._is_same(variable, owner):
+            if not self._is_same_variable(variable, owner):
                 raise ValueError(f"variable {variable!r} of the added program is not {owner!r}")
 
-    def _is_same(self, a: Variable, b: Variable) -> bool:
+    def _is_same_variable(self, a: Variable, b: Variable) -> bool:
         """True if two variables have equal shapes and dtypes, and are in the same place."""
         if (a.shape, a.dtype) != (b.shape, b.dtype) or (a._remote is None) != (b._remote is None):
             return False
@@ -114,7 +114,7 @@ class AddedProgram:
         ]
 
 
-def _is_alike(a: RemoteBuffer, b: RemoteBuffer) -> bool:
+def _has_same_spec(a: RemoteBuffer, b: RemoteBuffer) -> bool:
     """True if two remote buffers have equal shapes, dtypes, entries and kind."""
     specs = [(x.tensor_shape, x.tensor_dtype, x.meta_shape, x.entries, x.kind) for x in (a, b)]
     return specs[0] == specs[1]

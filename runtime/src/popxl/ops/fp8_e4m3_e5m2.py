@@ -169,13 +169,13 @@ def _quantize_operand(
 
 def _linear(
     x8: Any, x_scale: Any, x_amax: Any, w8: Any, w_scale: Any, w_amax: Any, *rest: Any,
-    of: tuple[dtypes.dtype, ...], format: str, exact: bool, biased: bool = False,
+    io_dtypes: tuple[dtypes.dtype, ...], format: str, exact: bool, biased: bool = False,
     rule: _Rule | None = None,
 ) -> Any:  # fmt: skip
-    """Returns x @ w (+ bias) from FP8 operands, in the last dtype of `of`."""
+    """Returns x @ w (+ bias) from FP8 operands, in the last of `io_dtypes`."""
     if w8.ndim != 2 or x8.ndim < 1 or x8.shape[-1] != w8.shape[0]:
         raise ValueError(f"x {x8.shape} and the matrix {w8.shape} do not fit")
-    result = of[-1].as_jax()
+    result = io_dtypes[-1].as_jax()
     rows = x8.reshape((-1, x8.shape[-1]))
     y = _scaled_matmul(rows, w8, x_scale, w_scale, (1, 0), result, exact)
     y = y + rest[-1].astype(result) if biased else y
@@ -213,8 +213,10 @@ def _operand_grad(ctx: Any, op: Op, dt: Tensor | None, *_: Any) -> list[Tensor |
 def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     residuals = [ctx.fwd(t) for t in op.inputs]
     bias = [residuals.pop()] if op.attrs["biased"] else []
-    attrs = {k: v for k, v in op.attrs.items() if k not in ("of", "biased")}
-    dx, dw, *amaxes = emit(_LINEAR_GRADS, [dy, *residuals], attrs | {"results": op.attrs["of"][:2]})
+    attrs = {k: v for k, v in op.attrs.items() if k not in ("io_dtypes", "biased")}
+    dx, dw, *amaxes = emit(
+        _LINEAR_GRADS, [dy, *residuals], attrs | {"results": op.attrs["io_dtypes"][:2]}
+    )
     grads: list[Tensor | None] = [dx, None, None, dw, None, None, *amaxes]
     grads += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
     return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
@@ -277,7 +279,7 @@ def linear(
     attrs |= {
         "exact": powers_of_2 if rule is None else rule.power_of_2,
         "biased": bias is not None,
-        "of": (x.dtype, weight.dtype, output_type or x.dtype),
+        "io_dtypes": (x.dtype, weight.dtype, output_type or x.dtype),
     }
     op = _LINEAR if rule is None else _LINEAR_CURRENT
     return emit(op, [*operands, *this_scale, *([] if bias is None else [bias])], attrs)[0]

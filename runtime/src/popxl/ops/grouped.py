@@ -58,13 +58,15 @@ def _check_operands(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
         )
 
 
-def _check_rows(x: Any, rows: Any, into: int | None) -> None:
-    if rows is None and into is not None:
-        raise ValueError("it adds into rows that `rows` says, but there are none")
+def _check_rows(x: Any, rows: Any, num_out_rows: int | None) -> None:
+    if rows is None and num_out_rows is not None:
+        raise ValueError(
+            "num_out_rows needs `rows`, to which the products are added, but there are none"
+        )
     if rows is None:
         return
     _check_int32("rows", rows)
-    if rows.ndim != 1 or (into is not None and rows.shape != x.shape[:1]):
+    if rows.ndim != 1 or (num_out_rows is not None and rows.shape != x.shape[:1]):
         raise ValueError(
             f"`rows` has a number for each row, but its shape is {rows.shape}, that of x {x.shape}"
         )
@@ -131,18 +133,18 @@ def _take_tile_rows(x: Any, rows: Any, first: Any, count: int) -> Any:
 
 
 def grouped_product(
-    x: Any, matrices: Any, sizes: Any, rows: Any, transpose: bool, into: int | None
+    x: Any, matrices: Any, sizes: Any, rows: Any, transpose: bool, num_out_rows: int | None
 ) -> Any:
     """Multiplies each row of x (rows, in) with its group's matrix: (rows, out).
 
-    With `into`, the products are scatter-added at `rows` into `into` rows, in float32; without it,
-    `rows` are the rows of x to take.
+    With `num_out_rows`, the products are scatter-added at `rows`, in float32, into so many rows;
+    without it, `rows` are the rows of x to take.
     """
     count = (x if rows is None else rows).shape[0]
     ends, sizes = _group_bounds(sizes, count)
     contracted = (((1,), (1 if transpose else 0,)), ((), ()))
     features, dtype = matrices.shape[1 if transpose else 2], x.dtype
-    picked, target = (rows, None) if into is None else (None, rows)
+    picked, target = (rows, None) if num_out_rows is None else (None, rows)
 
     def multiply_group(g: Any, out: Any) -> Any:
         (matrix,) = matmul_operands(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
@@ -155,34 +157,34 @@ def grouped_product(
             )  # fmt: skip
             if target is not None:
                 at = lax.dynamic_slice(target, (first,), in_group.shape[:1])
-                there = in_group[:, 0] & (at >= 0) & (at < into)
-                return scatter_add(out, jnp.where(there, at, into), y)
+                there = in_group[:, 0] & (at >= 0) & (at < num_out_rows)
+                return scatter_add(out, jnp.where(there, at, num_out_rows), y)
             there = lax.dynamic_slice(out, (first, 0), y.shape)
             y = jnp.where(in_group, y.astype(dtype), there)
             return lax.dynamic_update_slice(out, y, (first, 0))
 
         return _update_by_tiles(ends[g], sizes[g], count, out, multiply_tile)
 
-    if into is None:
+    if num_out_rows is None:
         out = jnp.zeros((count, features), dtype)
     else:
-        out = jnp.zeros((into, features), _sum_dtype(dtype))
+        out = jnp.zeros((num_out_rows, features), _sum_dtype(dtype))
     return lax.fori_loop(0, sizes.shape[0] if count else 0, multiply_group, out).astype(dtype)
 
 
-def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool) -> Any:
+def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, rows_index_x: bool) -> Any:
     """Adds each group's xᵀ dy to `onto` (groups, in, out), rounded to the dtype of x first.
 
-    `rows` are the row indices of the group's rows in x (`of_x`) or in dy. Rows of other groups are
-    zeros in both factors, since they can be infinite.
+    `rows` are the row indices of the group's rows in x (`rows_index_x`) or in dy. Rows of other
+    groups are zeros in both factors, since they can be infinite.
     """
-    count, shape = (dy if of_x else x).shape[0], (x.shape[1], dy.shape[1])
+    count, shape = (dy if rows_index_x else x).shape[0], (x.shape[1], dy.shape[1])
     ends, sizes = _group_bounds(sizes, count)
 
     def add_group(g: Any, out: Any) -> Any:
         def add_tile(total: Any, first: Any, in_group: Any) -> Any:
-            a = _take_tile_rows(x, rows if of_x else None, first, in_group.shape[0])
-            b = _take_tile_rows(dy, None if of_x else rows, first, in_group.shape[0])
+            a = _take_tile_rows(x, rows if rows_index_x else None, first, in_group.shape[0])
+            b = _take_tile_rows(dy, None if rows_index_x else rows, first, in_group.shape[0])
             return total + lax.dot_general(
                 *matmul_operands(jnp.where(in_group, a, 0), jnp.where(in_group, b, 0)),
                 (((0,), (0,)), ((), ())),
@@ -254,12 +256,14 @@ def _grouped_matmul(
     *,
     transpose: bool,
     expected_rows: int | None = None,
-    into: int | None = None,
+    num_out_rows: int | None = None,
 ) -> Any:
     matrix_list = _matrix_list(matrices, sizes)
     _check_operands(x, matrix_list, sizes, 2 if transpose else 1)
-    _check_rows(x, rows, into)
-    return _count_as_kernel(*_PRODUCT, expected_rows)(x, matrix_list, sizes, rows, transpose, into)
+    _check_rows(x, rows, num_out_rows)
+    return _count_as_kernel(*_PRODUCT, expected_rows)(
+        x, matrix_list, sizes, rows, transpose, num_out_rows
+    )
 
 
 def _outer(x: Any, dy: Any, sizes: Any, *rows: Any, joined: bool, **attrs: Any) -> Any:
@@ -276,13 +280,13 @@ def _outer_onto(
     rows: Any = None,
     *,
     joined: bool,
-    of_x: bool = False,
+    rows_index_x: bool = False,
     expected_rows: int | None = None,
 ) -> Any:
     onto = _matrix_list(t, sizes)
-    return _count_as_kernel(*_OUTER_PRODUCT, expected_rows)(x, dy, sizes, onto, rows, of_x).reshape(
-        t.shape
-    )
+    return _count_as_kernel(*_OUTER_PRODUCT, expected_rows)(
+        x, dy, sizes, onto, rows, rows_index_x
+    ).reshape(t.shape)
 
 
 _OUTER = define(
@@ -297,19 +301,21 @@ def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     """Returns the gradients of a grouped matmul: its row gather becomes a scatter-add."""
     x, matrices, *routing = op.inputs
     sizes, *rows = map(ctx.fwd, routing)
-    transpose, into = op.attrs["transpose"], op.attrs.get("into")
+    transpose, num_out_rows = op.attrs["transpose"], op.attrs.get("num_out_rows")
     expected_rows = {n: x for n, x in op.attrs.items() if n == "expected_rows"}
     dx = dm = None
     if ctx.needs(op, 0):
         attrs = {"transpose": not transpose, **expected_rows}
-        if rows and into is None:
-            attrs["into"] = x.shape[0]
+        if rows and num_out_rows is None:
+            attrs["num_out_rows"] = x.shape[0]
         dx = emit(_GROUPED_MATMUL, [dy, ctx.fwd(matrices), sizes, *rows], attrs)[0]
     if ctx.needs(op, 1):
         pair = [dy, ctx.fwd(x)] if transpose else [ctx.fwd(x), dy]
         attrs = {"joined": matrices.rank == 2, **expected_rows}
         if rows:
-            attrs["of_x"] = (into is None) != transpose  # those of the op's own x are picked
+            attrs["rows_index_x"] = (
+                num_out_rows is None
+            ) != transpose  # those of the op's own x are picked
         dm = emit(_OUTER, [*pair, sizes, *rows], attrs)[0]
     return [dx, dm, *[None] * len(routing)]
 
@@ -324,7 +330,7 @@ def grouped_matmul(
     transpose: bool = False,
     expected_rows: int | None = None,
     rows: Tensor | None = None,
-    into: int | None = None,
+    num_out_rows: int | None = None,
 ) -> Tensor:
     """Multiplies rows that are sorted by group with their group's matrix.
 
@@ -339,19 +345,19 @@ def grouped_matmul(
         rows: int32 (rows,), which row of `x`, of any number, each one is; zeros where it has none.
             Tiles are gathered as they are multiplied, so that the rows are never in memory all at
             once.
-        into: `rows` says instead to which of so many rows of the result each product is added, in
+        num_out_rows: rows of the result, if `rows` says to which of them each product is added, in
             float32, by the order of the groups; products for rows that it does not have are left
             out. GPUs add rows of one group that go to the same one in no fixed order.
 
     Returns:
-        (rows or into, out). Work and memory go by the rows, whatever the number of groups.
+        (rows or num_out_rows, out). Work and memory go by the rows, whatever the number of groups.
 
     Raises:
         SpecError: the shapes or dtypes do not fit, or there is no group.
-        TypeError, ValueError: `expected_rows` or `into` is no number of rows.
+        TypeError, ValueError: `expected_rows` or `num_out_rows` is no number of rows.
     """
     attrs: dict[str, Any] = {"transpose": bool(transpose)}
-    for name, value in (("expected_rows", expected_rows), ("into", into)):
+    for name, value in (("expected_rows", expected_rows), ("num_out_rows", num_out_rows)):
         if value is not None:
             attrs[name] = check_integer("grouped_matmul", name, value, 0)
     inputs = [x, matrices, sizes, *([] if rows is None else [rows])]

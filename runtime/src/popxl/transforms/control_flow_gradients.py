@@ -228,7 +228,7 @@ def _execute_branch(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -
     reverse = iter(region.graph for region in node.regions[2:])
     backward = [None if graph is None else next(reverse) for graph in op.attrs["backward"]]
     count = 1 + sum(len(graph.inputs) for graph in forward)
-    given = dict(zip(op.attrs["given"], values[count:], strict=True))
+    given = dict(zip(op.attrs["grad_indices"], values[count:], strict=True))
 
     def branch(k: int) -> Any:
         graph, first = forward[k], 1 + k * len(forward[0].inputs)
@@ -281,12 +281,12 @@ def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor
     """
     _check_pure(op)
     branches = tuple(region.graph for region in regions(op))
-    given = tuple(i for i, g in enumerate(grads) if g is not None)
+    grad_indices = tuple(i for i, g in enumerate(grads) if g is not None)
     infos: list[Any] = []
     first = 1
     for graph in branches:
         required = [t for i, t in enumerate(graph._inputs) if ctx.needs(op, first + i)]
-        provided = list(dict.fromkeys(graph._outputs[i] for i in given))
+        provided = list(dict.fromkeys(graph._outputs[i] for i in grad_indices))
         infos.append(ctx.gradient_graph_of(graph, provided, required) if required else None)
         first += len(graph._inputs)
     wrt = tuple(i for i in range(1, len(op.inputs)) if ctx.needs(op, i))
@@ -295,7 +295,7 @@ def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor
         "backward": tuple(info and info.graph for info in infos),
         "feed": tuple(info and _gradient_feed(info) for info in infos),
         "targets": tuple(info and _target_inputs(info) for info in infos),
-        "given": given,
+        "grad_indices": grad_indices,
         "wrt": wrt,
     }
     inputs = [*map(ctx.fwd, op.inputs), *(g for g in grads if g is not None)]

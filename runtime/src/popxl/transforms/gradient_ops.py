@@ -100,17 +100,21 @@ def grads_by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor
 # ---- generic gradient of a pure op --------------------------------------------------------------
 def _vjp(
     *arrays: Any,
-    of: str,
+    op_name: str,
     base_attrs: tuple[tuple[str, Any], ...],
     specs: tuple[TensorSpec, ...],
-    uses: tuple[int, ...],
+    input_indices: tuple[int, ...],
     wrt: tuple[int, ...],
-    given: tuple[int, ...],
+    grad_indices: tuple[int, ...],
 ) -> Any:
-    """Returns an op's input cotangents (`wrt`) from its inputs `uses` and cotangents `given`."""
-    defn, attrs = registry()[of], dict(base_attrs)
+    """Returns an op's input cotangents (`wrt`).
+
+    Args:
+        arrays: the inputs `input_indices` and the cotangents of the outputs `grad_indices`.
+    """
+    defn, attrs = registry()[op_name], dict(base_attrs)
     values: list[Any] = [None] * len(specs)
-    for i, x in zip(uses, arrays, strict=False):
+    for i, x in zip(input_indices, arrays, strict=False):
         values[i] = x
     for i, spec in enumerate(specs):
         if values[i] is None:  # the derivative does not depend on it: its shape is enough
@@ -123,10 +127,10 @@ def _vjp(
         assert defn.lower is not None
         outs = defn.lower(*args, **attrs)
         outs = outs if isinstance(outs, (tuple, list)) else [outs]
-        return [outs[i] for i in given]
+        return [outs[i] for i in grad_indices]
 
     _, pull = jax.vjp(forward, *(values[i] for i in wrt))
-    return tuple(pull(list(arrays[len(uses) :])))
+    return tuple(pull(list(arrays[len(input_indices) :])))
 
 
 def _infer_vjp(*_: TensorSpec, specs: Any, wrt: tuple[int, ...], **__: Any) -> list[TensorSpec]:
@@ -137,7 +141,7 @@ VJP = define(
     "vjp",
     _vjp,
     infer=_infer_vjp,
-    result=lambda op: [f"{op.attrs['of']}_grad_out"] * len(op.attrs["wrt"]),
+    result=lambda op: [f"{op.attrs['op_name']}_grad_out"] * len(op.attrs["wrt"]),
 )
 
 
@@ -150,22 +154,23 @@ def _inputs_used(*key: Any) -> tuple[int, ...]:
 
 
 def _find_inputs_used(
-    of: str,
+    op_name: str,
     base_attrs: tuple[tuple[str, Any], ...],
     specs: tuple[TensorSpec, ...],
     outs: tuple[TensorSpec, ...],
     wrt: tuple[int, ...],
-    given: tuple[int, ...],
+    grad_indices: tuple[int, ...],
 ) -> tuple[int, ...]:
     """Returns the indices of an op's inputs that the cotangents of `wrt` depend on."""
     everything = tuple(range(len(specs)))
 
     def run(*arrays: Any) -> Any:
-        return _vjp(*arrays, of=of, base_attrs=base_attrs, specs=specs, uses=everything, wrt=wrt,
-                    given=given)  # fmt: skip
+        return _vjp(*arrays, op_name=op_name, base_attrs=base_attrs, specs=specs,
+                    input_indices=everything, wrt=wrt, grad_indices=grad_indices)  # fmt: skip
 
     abstract = [
-        jax.ShapeDtypeStruct(s.shape, s.dtype.as_jax()) for s in (*specs, *(outs[i] for i in given))
+        jax.ShapeDtypeStruct(s.shape, s.dtype.as_jax())
+        for s in (*specs, *(outs[i] for i in grad_indices))
     ]
     jaxpr = jax.make_jaxpr(run)(*abstract).jaxpr
     live = {v for v in jaxpr.outvars if not hasattr(v, "val")}
@@ -180,15 +185,15 @@ def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[T
     attrs = tuple(sorted(op.attrs.items()))
     specs = tuple(t.spec for t in op.inputs)
     wrt = tuple(i for i, t in enumerate(op.inputs) if ctx.needs(op, i))
-    given = tuple(i for i, g in enumerate(grads) if g is not None)
+    grad_indices = tuple(i for i, g in enumerate(grads) if g is not None)
     outs = tuple(t.spec for t in op.outputs)
-    uses = _inputs_used(op.defn.name, attrs, specs, outs, wrt, given)
-    inputs = [*(ctx.fwd(op.inputs[i]) for i in uses), *(grads[i] for i in given)]
+    input_indices = _inputs_used(op.defn.name, attrs, specs, outs, wrt, grad_indices)
+    inputs = [*(ctx.fwd(op.inputs[i]) for i in input_indices), *(grads[i] for i in grad_indices)]
     dxs = emit(
         VJP,
         inputs,
-        {"of": op.defn.name, "base_attrs": attrs, "specs": specs, "uses": uses, "wrt": wrt,
-         "given": given},
+        {"op_name": op.defn.name, "base_attrs": attrs, "specs": specs,
+         "input_indices": input_indices, "wrt": wrt, "grad_indices": grad_indices},
     )  # fmt: skip
     return input_gradients(op, wrt, dxs)
 

@@ -78,7 +78,7 @@ def _added_case(name: str, sizes: list[int], rows: list[int], transpose: bool) -
 
     def build(x: popxl.Tensor, w: popxl.Tensor) -> popxl.Tensor:
         groups, target = (popxl.constant(np.array(a, np.int32)) for a in (sizes, where))
-        return ops.grouped_matmul(x, w, groups, transpose, rows=target, into=count)
+        return ops.grouped_matmul(x, w, groups, transpose, rows=target, num_out_rows=count)
 
     def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = _grouped(sizes)(x, w.transpose(1, 2) if transpose else w)

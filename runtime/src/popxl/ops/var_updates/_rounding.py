@@ -20,7 +20,7 @@ def round_stochastically(new_value: Any, t: Any, seed: Any, update_number: Any) 
     # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
     # should not round in step, though: their old values, equal in copies alone, tell them apart.
     old_bits = lax.bitcast_convert_type(t, jnp.uint16)
-    return round_to_neighbour(new_value, t.dtype, random_uint16(seed, old_bits, update_number))
+    return round_to_neighbor(new_value, t.dtype, random_uint16(seed, old_bits, update_number))
 
 
 def random_uint16(seed: Any, old_bits: Any, update_number: Any) -> Any:
@@ -47,7 +47,7 @@ def _mix_bits(x: Any) -> Any:
     return x ^ (x >> 16)
 
 
-def round_to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
+def round_to_neighbor(value: Any, dtype: Any, bits: Any) -> Any:
     """Rounds float32 up or down to a neighbor in a 16-bit float dtype, chosen by random bits.
 
     A value of the dtype remains. NaN does too, and where there is no finite neighbour above, the
