@@ -84,7 +84,7 @@ class PlannedCase:
         for way in (self.naive, self.local):
             cells += [f"{way.count:,}", f"{way.nbytes / 1e9:.2f}", f"{way.seconds:.3f}"]
         cells.append("-" if self.link is None else f"{self.link / 1e9:.1f}")
-        return f"| {' | '.join(cells)} |"
+        return " | ".join(cells)
 
 
 def format_plan_head(machine: Machine) -> str:
@@ -93,7 +93,7 @@ def format_plan_head(machine: Machine) -> str:
     for way in WAYS:
         names += [f"{way}: reductions", "GB reduced", f"s on {machine.title}"]
     names.append("GB/s that explain the measured seconds")
-    return f"| {' | '.join(names)} |\n|{' --- |' * len(names)}"
+    return f"{' | '.join(names)}\n{'|'.join(['---'] * len(names))}"
 
 
 def plan_reductions(
@@ -189,8 +189,8 @@ def measure_all(
 
 
 TABLE_HEAD = """\
-| on | micro-batches | naive, s | local, s | saved | naive, MB reduced | local | perplexity |
-| --- | --- | --- | --- | --- | --- | --- | --- |"""
+on | micro-batches | naive, s | local, s | saved | naive, MB reduced | local | perplexity
+---|---|---|---|---|---|---|---"""
 
 
 def format_row(naive: AccumulationRun, local: AccumulationRun) -> str:
@@ -198,9 +198,9 @@ def format_row(naive: AccumulationRun, local: AccumulationRun) -> str:
     where = f"{local.processes} processes" if local.processes > 1 else f"{local.devices} devices"
     perplexity = math.exp(local.losses[-1])
     return (
-        f"| {where} | {local.micro_batches} | {naive.seconds:.3f} | {local.seconds:.3f} "
+        f"{where} | {local.micro_batches} | {naive.seconds:.3f} | {local.seconds:.3f} "
         f"| {1 - local.seconds / naive.seconds:.0%} "
-        f"| {naive.reduced / 1e6:.1f} | {local.reduced / 1e6:.1f} | {perplexity:.3f} |"
+        f"| {naive.reduced / 1e6:.1f} | {local.reduced / 1e6:.1f} | {perplexity:.3f}"
     )
 
 

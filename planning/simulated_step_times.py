@@ -19,14 +19,14 @@ StepCase = tuple[str, str, float | None]
 """A preset, a machine, and gigabytes of host memory; None: the machine's."""
 
 STEP_TABLE_HEAD = (
-    "| Preset | Machine | Step | Samples/s | Matrix rate | Waits for transfers | Device | Host |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "Preset | Machine | Step | Samples/s | Matrix rate | Waits for transfers | Device | Host\n"
+    "---|---|---|---|---|---|---|---"
 )
 
 
 LAYOUT_TABLE_HEAD = (
-    "| Preset | Devices | Layout | Micro-batch | A pass | Step | Samples/s |\n"
-    "|---|---|---|---|---|---|---|"
+    "Preset | Devices | Layout | Micro-batch | A pass | Step | Samples/s\n"
+    "---|---|---|---|---|---|---"
 )
 
 
@@ -50,7 +50,7 @@ def layout_table_row(case: tuple[str, str, int]) -> str:
         f"{format_two_digits(seconds)} s",
         format_two_digits(report.requirements.samples / seconds),
     )
-    return f"| {' | '.join(cells)} |"
+    return " | ".join(cells)
 
 
 def plan_best_layout(
@@ -98,4 +98,4 @@ def step_table_row(case: StepCase) -> str:
         format_bytes(report.device_bytes),
         format_bytes(report.bytes_per_host),
     )
-    return f"| {' | '.join(cells)} |"
+    return " | ".join(cells)

@@ -171,7 +171,7 @@ def _table_rows(functions_by_op: Iterable[tuple[OpDef, list[str]]]) -> Iterator[
     for defn, functions in functions_by_op:
         by_kind[_gradient_kind(defn), _accepted_dtypes(defn)] += _function_cells(defn, functions)
     for (gradient, types), names in sorted(by_kind.items()):
-        yield f"| {gradient} | {types} | {', '.join(sorted(set(names)))} |\n"
+        yield f"{gradient} | {types} | {', '.join(sorted(set(names)))}\n"
 
 
 def _list_text(names: Iterable[str]) -> str:
@@ -199,7 +199,7 @@ def _generated_lines() -> Iterator[str]:
     load_all("popxl")
     load_all("popxl_addons")
     ours = {n: d for n, d in sorted(registry().items()) if d.home.partition(".")[0] in _PACKAGES}
-    yield "| gradient | types | functions |\n|---|---|---|\n"
+    yield "gradient | types | functions\n---|---|---\n"
     yield from _table_rows((d, by_op[n]) for n, d in ours.items() if n in by_op)
     yield f"\nTransforms and gradients make {_list_text(n for n in ours if n not in by_op)}.\n"
     yield f"\nFunctions made of others: {_list_text(composed)}. Refused: {_list_text(refused)}.\n"

@@ -57,12 +57,12 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(programs, "measure_run", lambda size, way, n, *_: measured[way, n])
     flags = ["--processes", "1", "--counts", "1", "32", "--out", str(tmp_path)]
     assert main(flags) == 0
-    assert "| 8 devices | 32 | 32.000 | 16.000 | 50% |" in capsys.readouterr().out
+    assert "8 devices | 32 | 32.000 | 16.000 | 50% |" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "accumulation.json").read_text())["measured"]) == 4
     assert (tmp_path / "accumulation.png").stat().st_size > 1000
     measured.clear()
     assert main(flags) == 0, "what is in the file is not measured again"
-    assert "| 8 devices | 1 | 1.000 | 0.500 | 50% |" in capsys.readouterr().out
+    assert "8 devices | 1 | 1.000 | 0.500 | 50% |" in capsys.readouterr().out
     assert main([*flags, "--steps", "3"]) == 2
     assert "measurements of another size" in capsys.readouterr().err
 
@@ -73,7 +73,7 @@ def test_the_documents_table_is_that_of_the_record():
     file = MeasurementFile(path, json.loads(path.read_text(encoding="utf-8"))["of"])
     assert TABLE_HEAD in page
     rows = [format_row(*pair) for pair in file.pairs.values()]
-    shown = [line for line in rows if line.startswith("| 4 processes |")]
+    shown = [line for line in rows if line.startswith("4 processes |")]
     assert shown
     assert [line for line in page.splitlines() if " processes | " in line] == shown
 
@@ -92,7 +92,7 @@ def test_a_plan_counts_reductions_and_their_seconds(capsys):
     """A reduction for each weight: 8 of a GPT-J layer and 5 around the layers."""
     size = ("--layers", "3", "--hidden_size", "32", "--vocabulary", "64", "--batch", "64")
     assert main([*size, "--devices", "2", "--counts", "4", "8", "--plan"]) == 0
-    rows = [[cell.strip() for cell in line.strip("|").split("|")]
+    rows = [[cell.strip() for cell in line.split("|")]
             for line in capsys.readouterr().out.splitlines()[2:]]  # fmt: skip
     assert [(format_row[0], format_row[1], format_row[4]) for format_row in rows] == [
         ("4", "116", "29"),
@@ -114,7 +114,7 @@ def test_the_plan_of_the_documents_model_is_that_of_the_page(capsys):
     lines = capsys.readouterr().out.splitlines()
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert " ".join(DOCUMENT) in page
-    rows = [line.strip("| ").split(" | ") for line in lines[2:]]
+    rows = [line.split(" | ") for line in lines[2:]]
     assert [row[1] for row in rows] == ["3,232", "6,464"]
     assert {row[4] for row in rows} == {"101"}
     (first, reduced), (second, _) = ((row[2], row[5]) for row in rows)

@@ -35,7 +35,7 @@ LINES = {
 def documented(title: str) -> list[str]:
     """The files in the first column of the table under a heading."""
     (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    columns = re.findall(r"^\|([^|]*)\|", section, re.MULTILINE)
+    columns = re.findall(r"^([^|\n]*) \|", section, re.MULTILINE)
     return [name for column in columns for name in re.findall(r"`([\w/.]+)`", column)]
 
 

@@ -32,7 +32,7 @@ def test_the_list_names_each_function_and_each_op():
 
 def rows() -> Iterator[tuple[str, str, set[str]]]:
     """Gradient, types and functions of each row of the table."""
-    for gradient, types, functions in re.findall(r"^\| (.*?) \| (.*?) \| (`.*) \|$", LIST, re.M):
+    for gradient, types, functions in re.findall(r"^(.*?) \| (.*?) \| (`.*)$", LIST, re.M):
         yield gradient, types, set(functions.split(", "))
 
 
