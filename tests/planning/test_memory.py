@@ -106,7 +106,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     offload_if_needed(config, another)
     check_fits_memory(config, another)
     assert popxl.plan.storage_of(another).disk == error.value.disk
-    monkeypatch.setattr(disk_offload, "host_memory", lambda: 10**6)
+    monkeypatch.setattr(disk_offload, "available_host_bytes", lambda: 10**6)
     config = config.with_values({"model.eval": True})
     program = build_generation_program(config, get_family(config), GreedyStrategy())
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)
