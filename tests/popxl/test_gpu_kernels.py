@@ -20,18 +20,20 @@ from popxl.plan.records import Kernel
 ATTRS = AttentionAttrs(1.0, 0, 0.0, True, None, None, False, False, False)._asdict()
 FORWARD, GRADS = (registry()[f"fused_attention{end}"].lower for end in ("", "_grads"))
 SHAPE, NBYTES = (2, 8, 64, 32), 2 * 8 * 64 * 32 * 2  # samples, heads, tokens, features; bfloat16
-FLOPS = 2 * (2 * 2 * 8 * 64 * 64 * 32)  # of two products
+OUT = (2, 64, 8, 32)
 
 
 def extra_kernels(function: Any, swapped: bool = False) -> list[list[Kernel]]:
     """Kernels besides each of attention's own, in the order of the program."""
-    shape = (2, 64, 8, 32) if swapped else SHAPE
 
-    def run(*given: Any) -> Any:
-        return function(*(t.swapaxes(1, 2) if swapped else t for t in given))
+    def run(dy: Any, *given: Any) -> Any:
+        q, k, v = (t.swapaxes(1, 2) if swapped else t for t in given[:3])
+        return function(dy, q, k, v, *given[3:])
 
+    specs = [jax.ShapeDtypeStruct(OUT if swapped else SHAPE, jnp.bfloat16)] * 3
+    out = jax.ShapeDtypeStruct(OUT, jnp.bfloat16)
     with tracing_platform("gpu 9.0"):
-        closed = jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * 5)
+        closed = jax.make_jaxpr(run)(out, *specs, out, jax.ShapeDtypeStruct((2, 8, 64), "float32"))
     flat = flatten_jaxpr(closed.jaxpr)
     kernels = GpuKernels(flat)
     return [
@@ -41,28 +43,28 @@ def extra_kernels(function: Any, swapped: bool = False) -> list[list[Kernel]]:
     ]
 
 
-def forward(dy: Any, q: Any, k: Any, v: Any, out: Any) -> Any:
-    return FORWARD(q, k, v, **ATTRS).swapaxes(1, 2)
+def forward(dy: Any, *given: Any) -> Any:
+    return FORWARD(*given[:3], **ATTRS)
 
 
-def gradients(dy: Any, q: Any, k: Any, v: Any, out: Any) -> list[Any]:
-    return [g.swapaxes(1, 2) for g in GRADS(dy, q, k, v, out, **ATTRS)]
+def gradients(dy: Any, *given: Any) -> list[Any]:
+    return [g.swapaxes(1, 2) for g in GRADS(dy, *given, **ATTRS)]
 
 
-def both(dy: Any, q: Any, k: Any, v: Any, out: Any) -> list[Any]:
-    return gradients(dy, q, k, v, FORWARD(q, k, v, **ATTRS))
+def both(dy: Any, q: Any, k: Any, v: Any, *_: Any) -> list[Any]:
+    return gradients(dy, q, k, v, *FORWARD(q, k, v, **ATTRS))
 
 
 def test_what_has_heads_before_tokens_is_copied():
     copy = Kernel(2 * NBYTES)
     assert extra_kernels(forward, swapped=True) == [[]]
     assert extra_kernels(forward) == [[copy] * 3]
-    assert extra_kernels(lambda *given: FORWARD(*given[1:4], **ATTRS), swapped=True) == [[copy]]
+    assert extra_kernels(gradients) == [[copy] * 3]
+    assert extra_kernels(lambda *given: GRADS(*given, **ATTRS), swapped=True) == [[copy] * 3]
 
 
-def test_a_gradient_runs_the_forward_pass_again_unless_it_is_there():
-    again = Kernel(4 * NBYTES, FLOPS // 2, False, 32)  # causal: half of the scores
-    assert extra_kernels(gradients, swapped=True) == [[again]]
+def test_a_gradient_takes_the_statistics_of_the_forward_pass():
+    assert extra_kernels(gradients, swapped=True) == [[]]
     assert extra_kernels(both, swapped=True) == [[], []]
 
 
@@ -74,11 +76,11 @@ def test_where_jax_refuses_the_device_at_hand_a_loop_stands_in(monkeypatch):
 
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal(SHAPE), jnp.bfloat16) for _ in range(3))
-    expected = FORWARD(q, k, v, **ATTRS)
+    expected = FORWARD(q, k, v, **ATTRS)[0]
     monkeypatch.setattr(fused_attention, "is_installed", lambda: True)
     monkeypatch.setattr(fused_attention, "attention_kernel", refuses)
     with tracing_platform("gpu 9.0"):
-        found = FORWARD(q, k, v, **ATTRS)
+        found = FORWARD(q, k, v, **ATTRS)[0]
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 from popxl import ops
 from popxl.ops import fused_attention
 from popxl.ops._attention_math import AttentionAttrs
+from tests.popxl.ops.cudnn_stand_in import use_stand_in
 from tests.popxl.ops.harness import OpRecord, cases_of, compile_quickly, reference, run_cases
 from tests.properties.settings import FAST, SLOW
 
@@ -179,7 +178,7 @@ def check(uses: list[Attention]) -> None:
         patch.setattr(fused_attention, "TILE", 4)
         patch.setattr(fused_attention, "is_supported", is_kernel)
         patch.setattr(fused_attention, "is_installed", lambda: True)
-        patch.setattr(jax.nn, "dot_product_attention", kernel)
+        use_stand_in(patch)
         run_cases(cases)
     for use, case in zip(uses, cases, strict=True):
         if case.error is not None:
@@ -201,29 +200,6 @@ def check(uses: list[Attention]) -> None:
 
 def is_kernel(q: Any, k: Any, v: Any, rest: Any, settings: AttentionAttrs) -> bool:
     return q.ndim == 4 and v.shape == k.shape and settings.cap is None and not settings.sinks
-
-
-def kernel(
-    q: Any, k: Any, v: Any, *, bias: Any, scale: float, is_causal: bool,
-    key_value_seq_lengths: Any, local_window_size: tuple[int, int] | None, implementation: str,
-) -> Any:  # fmt: skip
-    """Attention that hides keys as cuDNN's kernel does, for where that does not run.
-
-    q: (batch, queries, heads, features); k, v: (batch, keys, heads, features) -> as q.
-    """
-    assert bias is None or local_window_size is None
-    k, v = (jnp.repeat(t, q.shape[2] // k.shape[2], 2) for t in (k, v))
-    wide = [t.astype(jnp.float32) for t in (q, k, v)]
-    scores = jnp.einsum("bqhd,bkhd->bhqk", *wide[:2]) * scale
-    scores = scores if bias is None else scores + bias
-    back = jnp.arange(q.shape[1])[:, None] - jnp.arange(k.shape[1])
-    hidden = (back < 0) & is_causal
-    if local_window_size is not None:
-        hidden |= back > local_window_size[0]
-    if key_value_seq_lengths is not None:
-        hidden = hidden | (jnp.arange(k.shape[1]) >= key_value_seq_lengths[:, None, None, None])
-    weights = jax.nn.softmax(jnp.where(hidden, jnp.finfo(jnp.float32).min, scores), -1)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, wide[2]).astype(q.dtype)
 
 
 @FAST

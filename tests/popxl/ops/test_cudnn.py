@@ -6,9 +6,9 @@ On a CPU it compares the loop over tiles; with `-p tests.on_gpu`, the kernel.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -17,6 +17,7 @@ import popxl
 from popxl import ops
 from popxl.ops import _attention_math, _cudnn_attention
 from popxl.transforms import autodiff
+from tests.popxl.ops.cudnn_stand_in import use_stand_in
 from tests.popxl.ops.harness import compile_quickly, evaluate, rand
 from tests.slow import slow
 
@@ -45,7 +46,7 @@ def with_gradients(window: int | None, in_order: bool, *inputs: popxl.Tensor) ->
     gradient = autodiff(graph, grads_required=graph.inputs[:3])
     call = ops.call_with_info(graph, *arguments)
     return [
-        *call.outputs,
+        call.outputs[0],
         *ops.call(gradient.graph, dy, inputs_dict=gradient.inputs_dict(call)),
     ]
 
@@ -86,18 +87,22 @@ def test_texts_attend_to_themselves(
         np.testing.assert_allclose(ours.astype(np.float64), theirs.detach(), rtol=0, atol=close)
 
 
-def test_groups_of_heads_give_what_all_together_give(monkeypatch: pytest.MonkeyPatch):
-    _instead_of_the_kernel(monkeypatch)
+@pytest.mark.parametrize("keeps_statistics", [True, False])
+def test_groups_of_heads_give_what_all_together_give(
+    keeps_statistics: bool, monkeypatch: pytest.MonkeyPatch
+):
+    use_stand_in(monkeypatch, keeps_statistics)
     biases = rand(1, 6, 10, 10, seed=4), rand(6, 10, 10, seed=5), rand(10, 10, seed=6)
-    dy, q, out = (rand(2, 6, 10, 8, seed=n) for n in range(3))
+    dy, q = rand(2, 10, 6, 8, seed=0), rand(2, 6, 10, 8, seed=1)
     k, v = (rand(2, 2, 10, 8, seed=n) for n in (7, 8))
     segments = np.array([[0] * 4 + [1] * 6] * 2, np.int32)
-    arrays = [np.float32(a) for a in (dy, q, k, v, out, *biases)]
+    arrays = [np.float32(a) for a in (dy, q, k, v, *biases)]
     settings = _attention_math.AttentionAttrs(0.3, 3, 0.0, True, (4, 0), None, False, True, False)
 
-    def run(*given: jax.Array) -> tuple[jax.Array, ...]:
-        y = _cudnn_attention.attention_kernel(*given[1:4], *given[5:], settings=settings)
-        return y, *_cudnn_attention.attention_grads_kernel(*given, settings=settings)
+    def run(dy: jax.Array, *given: jax.Array) -> tuple[jax.Array, ...]:
+        y, statistics = _cudnn_attention.attention_kernel(*given, settings=settings)
+        kept = *given[:3], y, statistics, *given[3:]
+        return y, *_cudnn_attention.attention_grads_kernel(dy, *kept, settings=settings)
 
     def both(heads: int) -> tuple[jax.Array, ...]:
         monkeypatch.setattr(_cudnn_attention, "MAX_WORKSPACE", heads * 2 * 2 * 10 * 10)
@@ -122,7 +127,7 @@ def test_what_is_hidden_is_what_the_definition_hides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All keys of some queries, too."""
-    _instead_of_the_kernel(monkeypatch)
+    use_stand_in(monkeypatch)
     settings = _attention_math.AttentionAttrs(
         0.3, biases, 0.0, causal, window, None, positions, segments, lengths
     )
@@ -134,21 +139,9 @@ def test_what_is_hidden_is_what_the_definition_hides(
     rest = [bias] * biases + [places] * 2 * positions + texts * segments
     rest += [np.array([5, 0], np.int32)] * lengths
     expected = _attention_math.attention_with_weights(q, k, v, *rest, settings=settings)[0]
-    found = _cudnn_attention.attention_kernel(q, k, v, *rest, settings=settings)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def _instead_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX's own attention, which takes as much at a time."""
-    attention = jax.nn.dot_product_attention
-
-    def own(*given: Any, implementation: str, **settings: Any) -> Any:
-        assert implementation == "cudnn"
-        window = settings.pop("local_window_size")
-        assert window is None or settings["bias"] is None
-        return attention(*given, local_window_size=window, **settings)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", own)
+    arrays = [jnp.asarray(a) for a in (q, k, v, *rest)]
+    found = _cudnn_attention.attention_kernel(*arrays, settings=settings)[0]
+    np.testing.assert_allclose(found.swapaxes(1, 2), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class AttentionAttrs(NamedTuple):
         p: probability of dropout.
         window: how many positions before and after its own a query sees; None: all.
         positions, segments, lengths, sinks: whether they are given.
+        same_segments: true if each query has the segment of the key at its place, in order.
     """
 
     scale: float
@@ -55,6 +56,7 @@ class AttentionAttrs(NamedTuple):
     segments: bool
     lengths: bool
     sinks: bool = False
+    same_segments: bool = False
 
     @property
     def compares_positions(self) -> bool:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl.ops._attention_math import (
-    AttentionAttrs,
-    ExtraInputs,
-    group_extra_inputs,
-    visibility_mask,
+from popxl.ops._attention_math import AttentionAttrs
+from popxl.ops._cudnn_kernels import (
+    keeps_statistics,
+    run_backward,
+    run_forward,
+    run_forward_of_jax,
 )
+from popxl.ops._cudnn_mask import AttentionMask, bias_and_mask, keep_where, prepare_mask
 from popxl.ops._kernel_registry import KERNELS, Shapes
 from popxl.ops._reductions import traced_capability, traced_platform
 
@@ -41,8 +42,7 @@ def is_supported(q: Any, k: Any, v: Any, extra: Sequence[Any], settings: Attenti
     """
     shapes = (q.shape[-2], k.shape[-2])
     biases = [
-        jnp.broadcast_shapes(b.shape, (1, 1, *shapes))
-        for b in _bias_and_mask(q, k, extra, settings)
+        jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in bias_and_mask(q, k, extra, settings)
     ]
     batch, heads = (max((b[axis] for b in biases), default=1) for axis in (0, 1))
     return (
@@ -78,81 +78,6 @@ def kernel_name_suffix(settings: AttentionAttrs) -> str:
     return MASKED if settings.segments else HALVED
 
 
-def _attrs_of_bias_mask(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
-    """Returns the attributes of that component of the mask that cuDNN must get as a bias.
-
-    The kernel masks the rest itself, which must leave each query a key: a softmax over none is
-    NaN. It takes no window beside a bias (cuDNN's frontend refuses that), nor one that is not
-    causal.
-    """
-    seen = 0 if settings.window is None else settings.window[0] + 1
-    may_hide_all = settings.lengths or q.shape[-2] - seen >= k.shape[-2]
-    adds = settings.segments or settings.biases or may_hide_all
-    causal = settings.causal and (settings.positions or (settings.window is not None and adds))
-    window = settings.window if causal or not settings.causal else None
-    return settings._replace(causal=bool(causal), window=window, lengths=False)
-
-
-def _bias_and_mask(q: Any, k: Any, extra: Sequence[Any], settings: AttentionAttrs) -> list[Any]:
-    """Returns the tensors to add to the scores: biases, and a mask from segments and positions."""
-    others = group_extra_inputs(extra, settings)
-    visible = visibility_mask(q.shape[-2], k.shape[-2], others, _attrs_of_bias_mask(q, k, settings))
-    return others.biases if visible is None else [*others.biases, jnp.where(visible, 0.0, -jnp.inf)]
-
-
-def _finite_bias(bias: Any, dtype: Any) -> Any:
-    """Converts a bias to 16 bits, with a finite number lower than all others for -inf."""
-    # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
-    hidden = -(2.0**15) if dtype == jnp.float16 else -(2.0**41)
-    wide = jnp.where(bias < hidden / 2, hidden / 2, bias)
-    finite = jnp.where(bias == -jnp.inf, hidden, wide)
-    # Low biases have gradients, too: those of the only keys that a query sees.
-    zero = jnp.where(bias == -jnp.inf, 0, bias - lax.stop_gradient(bias))
-    return (lax.stop_gradient(finite) + zero).astype(dtype)
-
-
-def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
-    """Attention of one group of heads: q, k, v -> (batch, tokens, heads, features)."""
-    others = group_extra_inputs(extra, settings)
-    added = _bias_and_mask(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), extra, settings)
-    bias = sum(map(_to_rank_4, added)) if added else None
-    sees_a_key = _has_visible_key(bias, q.shape[1], k.shape[1], others, settings)
-    if bias is not None:
-        shape = (*bias.shape[:2], q.shape[1], k.shape[1])
-        bias = jnp.broadcast_to(_finite_bias(bias, q.dtype), shape)
-    causal = settings.causal and not settings.positions
-    back = settings.window if causal and bias is None else None
-    out = jax.nn.dot_product_attention(
-        q, k, v,
-        bias=bias,
-        scale=settings.scale,
-        is_causal=causal,
-        key_value_seq_lengths=jnp.maximum(others.lengths[0], 1) if others.lengths else None,
-        local_window_size=back,
-        implementation="cudnn",
-    )  # fmt: skip
-    return out if sees_a_key is None else jnp.where(sees_a_key, out, 0)
-
-
-def _has_visible_key(
-    bias: Any, queries: int, keys: int, other_inputs: ExtraInputs, settings: AttentionAttrs
-) -> Any:
-    """Returns the mask of queries that see any key, broadcastable to the output; None: all.
-
-    The kernel gives the other queries a mean of values that they must not attend to.
-    """
-    if bias is None and not other_inputs.lengths:
-        return None
-    conditions = [] if bias is None else [bias != -jnp.inf]
-    visible = visibility_mask(queries, keys, other_inputs, settings)
-    conditions += [] if visible is None else [_to_rank_4(visible)]
-    return jnp.swapaxes(reduce(jnp.logical_and, conditions).any(-1, keepdims=True), 1, 2)
-
-
-def _to_rank_4(t: Any) -> Any:
-    return t.reshape((1,) * (4 - t.ndim) + t.shape)
-
-
 def _workspace_bytes(batch: int, heads: int, queries: int, keys: int) -> int:
     """Returns the bytes of cuDNN's workspace for the gradient of attention scores."""
     return 2 * batch * heads * queries * keys
@@ -174,25 +99,82 @@ def _num_head_groups(q: Any, keys: int, key_heads: int) -> int:
     return heads
 
 
-def _attend_by_head_groups(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
-    groups = _num_head_groups(q.shape, k.shape[2], k.shape[1])
-    biases, others = extra[: settings.biases], extra[settings.biases :]
+class _HeadGroups:
+    """Attention of heads in groups, one after another, each within the limit of the workspace.
 
-    def attend_group(arrays: Any) -> Any:
-        return _attend_head_group(*arrays, *others, settings=settings)
+    Args:
+        inputs: q, k, v, biases and the other inputs of attention.
+    """
 
-    q, k, v = (jnp.swapaxes(t, 1, 2) for t in (q, k, v))
-    if groups == 1:
-        return jnp.swapaxes(attend_group([q, k, v, *biases]), 1, 2)
-    # A loop: the calls in a row ended in an IndexError of XLA's (JAX 0.11.2, CUDA 13.0).
-    head_groups = [
-        *(_split_head_groups(t, 2, groups) for t in (q, k, v)),
-        *(_split_head_groups(b, -3, groups) for b in biases),
-    ]
-    out = jnp.moveaxis(
-        lax.map(attend_group, head_groups), 0, 2
-    )  # (batch, queries, groups, heads, features)
-    return jnp.swapaxes(out.reshape(*q.shape[:3], v.shape[-1]), 1, 2)
+    def __init__(self, inputs: Sequence[Any], settings: AttentionAttrs) -> None:
+        count = 3 + settings.biases
+        self._floats, self._others, self._settings = inputs[:count], inputs[count:], settings
+        q, k = inputs[:2]
+        self.count = _num_head_groups(q.shape, k.shape[2], k.shape[1])
+
+    def forward(self) -> tuple[Any, Any]:
+        """Returns the output, (batch, queries, heads, features), and the statistics."""
+        if self.count == 1:
+            return self._attend(*self._split(*self._floats))
+        # A loop: the calls in a row ended in an IndexError of XLA's (JAX 0.11.2, CUDA 13.0).
+        groups = self._split(*self._floats)
+        out, statistics = lax.map(lambda group: self._attend(*group), groups)
+        return _join_head_groups(out, 2), _join_head_groups(statistics, 1)
+
+    def backward(self, dy: Any, out: Any, statistics: Any) -> tuple[Any, ...]:
+        """Returns the gradients of q, k, v and each bias."""
+        if not keeps_statistics():
+            return tuple(jax.vjp(lambda *floats: self._output(*floats), *self._floats)[1](dy))
+        groups, join = jax.vjp(self._split, *self._floats)
+        if self.count == 1:
+            return tuple(join(self._grads(dy, out, statistics, *groups)))
+        split = (
+            _split_head_groups(dy, 2, self.count),
+            _split_head_groups(out, 2, self.count),
+            _split_head_groups(statistics, 1, self.count),
+        )
+        return tuple(join(lax.map(lambda group: self._grads(*group), (*split, *groups))))
+
+    def _output(self, *floats: Any) -> Any:
+        return _HeadGroups([*floats, *self._others], self._settings).forward()[0]
+
+    def _split(self, *floats: Any) -> tuple[Any, ...]:
+        """Splits q, k, v and biases into groups; tokens come before heads in their q, k, v."""
+        qkv = [jnp.swapaxes(t, 1, 2) for t in floats[:3]]
+        if self.count == 1:
+            return *qkv, *floats[3:]
+        return (
+            *(_split_head_groups(t, 2, self.count) for t in qkv),
+            *(_split_head_groups(b, -3, self.count) for b in floats[3:]),
+        )
+
+    def _attend(self, q: Any, k: Any, v: Any, *biases: Any) -> tuple[Any, Any]:
+        mask = prepare_mask(q, k, [*biases, *self._others], self._settings)
+        if keeps_statistics():
+            out, statistics = run_forward(q, k, v, mask.kernel)
+        else:
+            out = run_forward_of_jax(q, k, v, mask.kernel)
+            statistics = jnp.zeros((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
+        return keep_where(mask.sees_a_key, out), statistics
+
+    def _grads(
+        self, dy: Any, out: Any, statistics: Any, q: Any, k: Any, v: Any, *biases: Any
+    ) -> tuple[Any, ...]:
+        def mask(*biases: Any) -> AttentionMask:
+            return prepare_mask(q, k, [*biases, *self._others], self._settings)
+
+        kernel, sees_a_key = mask(*biases)
+        dy = keep_where(sees_a_key, dy)
+        *grads, d_bias = run_backward(dy, q, k, v, out, statistics, kernel)
+        if not biases:
+            return tuple(grads)
+        return *grads, *jax.vjp(lambda *given: mask(*given).kernel.bias, *biases)[1](d_bias)
+
+
+def _join_head_groups(t: Any, axis: int) -> Any:
+    """Joins groups (groups, ...) along the heads' axis of the result."""
+    t = jnp.moveaxis(t, 0, axis)
+    return t.reshape(*t.shape[:axis], -1, *t.shape[axis + 2 :])
 
 
 def _split_head_groups(t: Any, axis: int, groups: int) -> Any:
@@ -207,28 +189,16 @@ def _split_head_groups(t: Any, axis: int, groups: int) -> Any:
 
 
 def attention_kernel(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
-    # In the form that a gradient asks for: where both are in one program, they are one call.
-    biases, fixed = extra[: settings.biases], extra[settings.biases :]
-    return jax.vjp(
-        lambda *floats: _attend_by_head_groups(*floats, *fixed, settings=settings), q, k, v, *biases
-    )[0]
+    """Returns the output, (batch, queries, heads, features), and statistics for its gradient."""
+    return _HeadGroups([q, k, v, *extra], settings).forward()
 
 
 def attention_grads_kernel(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, *extra: Any, settings: AttentionAttrs
-) -> tuple[Any, ...]:
-    biases, fixed = extra[: settings.biases], extra[settings.biases :]
-    _, pullback = jax.vjp(
-        lambda *floats: _attend_by_head_groups(*floats, *fixed, settings=settings), q, k, v, *biases
-    )
-    return pullback(dy)
-
-
-def is_installed() -> bool:
-    """True if JAX finds cuDNN."""
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-    return cudnn.cuda_versions is not None
+    dy: Any, q: Any, k: Any, v: Any, out: Any, statistics: Any, *extra: Any,
+    settings: AttentionAttrs,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Returns the gradients of q, k, v and each bias; `dy` and `out` are (b, queries, h, d)."""
+    return _HeadGroups([q, k, v, *extra], settings).backward(dy, out, statistics)
 
 
 def _forward_flops(shapes: Shapes) -> int:

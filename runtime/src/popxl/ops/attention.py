@@ -21,7 +21,7 @@ from popxl.ops._attention_math import (
     group_extra_inputs,
 )
 from popxl.ops._emit import emit
-from popxl.ops.fused_attention import FUSED_ATTENTION
+from popxl.ops.fused_attention import FUSED_ATTENTION, swap_heads
 from popxl.ops.reduction import sum_to_like
 from popxl.tensor import Tensor
 
@@ -130,15 +130,23 @@ def attention(
         raise ValueError("attention: positions are of causal attention, or of a window: set causal")
     check_list_arguments(biases, positions=positions, segments=segments)
     check_cap(cap)
-    seed = [seed_tensor] if dropout and seed_tensor is not None else []
+    seed = _if_given(seed_tensor) if dropout else []
     settings = AttentionAttrs(
         float(scale), len(biases), float(dropout), bool(causal),
         limits, None if cap is None else float(cap),
         positions is not None, segments is not None, lengths is not None, sinks is not None,
+        same_segments=positions is None and segments is not None and segments[0] is segments[1],
     )  # fmt: skip
-    floats = [*biases, *([] if sinks is None else [sinks])]
-    places = [*(positions or ()), *(segments or ()), *([] if lengths is None else [lengths])]
-    if fused is None:
-        fused = math.prod(t.shape[-2] for t in (q, k) if t.rank > 1) >= _MANY
-    op = FUSED_ATTENTION if fused else _ATTENTION
-    return emit(op, [q, k, v, *floats, *places, *seed], settings._asdict())[0]
+    inputs = [q, k, v, *biases, *_if_given(sinks)]
+    inputs += [*(positions or ()), *(segments or ()), *_if_given(lengths), *seed]
+    fused = _has_many_scores(q, k) if fused is None else fused
+    out = emit(FUSED_ATTENTION if fused else _ATTENTION, inputs, settings._asdict())[0]
+    return swap_heads(out) if fused else out
+
+
+def _has_many_scores(q: Tensor, k: Tensor) -> bool:
+    return math.prod(t.shape[-2] for t in (q, k) if t.rank > 1) >= _MANY
+
+
+def _if_given(t: Tensor | None) -> list[Tensor]:
+    return [] if t is None else [t]

@@ -2,7 +2,10 @@
 
 On NVIDIA GPUs it is cuDNN's kernel (`_cudnn_attention`); elsewhere, and for what that does not
 compute, a loop over tiles of the queries. Either way the gradient computes the scores again, from
-queries and keys (Dao et al., FlashAttention, arXiv:2205.14135).
+queries and keys (Dao et al., FlashAttention, arXiv:2205.14135); cuDNN's takes the sums of their
+exponentials from the forward pass.
+
+Of four axes, the output has tokens before heads, as cuDNN writes it and projections read it.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from popxl.ops._attention_math import (
 from popxl.ops._cudnn_attention import (
     attention_grads_kernel,
     attention_kernel,
-    is_installed,
     is_supported,
     kernel_name_suffix,
 )
+from popxl.ops._cudnn_kernels import is_installed
 from popxl.ops._emit import emit
+from popxl.ops.shape import transpose
 from popxl.tensor import Tensor
 
 TILE = 128
@@ -106,7 +110,9 @@ def _tile_seed(seed: Any, tile_index: Any) -> Any:
     return jax.random.key_data(jax.random.fold_in(key, tile_index))
 
 
-def _attend_by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
+def _attend_by_tiles(
+    q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs
+) -> tuple[Any, Any]:
     tiles = _QueryTiles(q, k, extra, settings)
 
     def attend_tile(xs: Any) -> Any:
@@ -114,13 +120,20 @@ def _attend_by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAtt
         extra = tiles.inputs_of_tile(number, biases, position_ids)
         return attention_with_weights(q_tile, k, v, *extra, settings=tiles.settings)[0]
 
-    return _join_tiles(lax.map(attend_tile, tiles.xs), _QUERIES, q.shape[_QUERIES])
+    out = _join_tiles(lax.map(attend_tile, tiles.xs), _QUERIES, q.shape[_QUERIES])
+    return _swap_heads_of_array(out), jnp.zeros(q.shape[:-1], jnp.float32)
+
+
+def _swap_heads_of_array(t: Any) -> Any:
+    """Swaps heads and tokens, if there are both: (b, h, n, d) -> (b, n, h, d), and back."""
+    return jnp.swapaxes(t, 1, 2) if t.ndim == 4 else t
 
 
 def _grads_by_tiles(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, *extra: Any, settings: AttentionAttrs
+    dy: Any, q: Any, k: Any, v: Any, out: Any, _: Any, *extra: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
     """Returns gradients of q, k, v, each bias and sinks, with float32 sums over tiles."""
+    dy, out = map(_swap_heads_of_array, (dy, out))
     tiles = _QueryTiles(q, k, extra, settings)
     floats, inner = tiles.extra_inputs.floats, tiles.settings
     still = [b for b, moves in zip(floats, tiles.moving, strict=True) if not moves]
@@ -174,7 +187,7 @@ def _run_cudnn_or_tiles(
         inputs: the op's, from q on for the forward pass, else from the output's gradient on.
     """
     forward = kernel is attention_kernel
-    (q, k, v), extra = (inputs[:3], inputs[3:]) if forward else (inputs[1:4], inputs[5:])
+    (q, k, v), extra = (inputs[:3], inputs[3:]) if forward else (inputs[1:4], inputs[6:])
     if not is_supported(q, k, v, extra, settings):
         return tiles(*inputs, settings=settings)
 
@@ -188,17 +201,21 @@ def _run_cudnn_or_tiles(
     return jax.jit(named_kernel)(*inputs)
 
 
-def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> Any:
+def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> tuple[Any, Any]:
+    """Returns attention's output, and statistics for its gradient: zeros where it takes none."""
     settings = AttentionAttrs(**attrs)
     check_inputs(q, k, v, group_extra_inputs(extra, settings))
-    return _run_cudnn_or_tiles(attention_kernel, _attend_by_tiles, settings, q, k, v, *extra)
+    found: tuple[Any, Any] = _run_cudnn_or_tiles(
+        attention_kernel, _attend_by_tiles, settings, q, k, v, *extra
+    )
+    return found
 
 
 def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
     """Returns the gradients of attention's q, k, v, each bias and sinks.
 
     Args:
-        inputs: the output's gradient, q, k, v, the output, and the op's other inputs.
+        inputs: the output's gradient, q, k, v, both outputs, and the op's other inputs.
     """
     grads: tuple[Any, ...] = _run_cudnn_or_tiles(
         attention_grads_kernel, _grads_by_tiles, AttentionAttrs(**attrs), *inputs
@@ -213,9 +230,9 @@ _GRADS = define(
 )
 
 
-def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+def _grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
     q, k, v, *extra = map(ctx.fwd, op.inputs)
-    grads = emit(_GRADS, [dy, q, k, v, ctx.fwd(op.outputs[0]), *extra], dict(op.attrs))
+    grads = emit(_GRADS, [dy, q, k, v, *map(ctx.fwd, op.outputs), *extra], dict(op.attrs))
     needed = [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
     return needed + [None] * (len(op.inputs) - len(grads))
 
@@ -225,3 +242,8 @@ FUSED_ATTENTION = define(
     _attention,
     grad=_grad,
 )
+
+
+def swap_heads(out: Tensor) -> Tensor:
+    """Returns the output of fused attention with heads before tokens, as q has them."""
+    return transpose(out, (0, 2, 1, 3)) if out.rank == 4 else out

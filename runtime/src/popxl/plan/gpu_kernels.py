@@ -1,17 +1,15 @@
 """GPU corrections to the cost model: ops that XLA fuses away, and extra kernels it launches.
 
 Products take transposed matrices, and add to an accumulator as they are written. cuDNN's attention
-has heads after tokens: tensors in another layout are copied. `tests/planning/test_h100.py` compares
-these rules with XLA's executables.
+has heads after tokens: queries, keys, values and their gradients in another layout are copied.
+`tests/planning/test_h100.py` compares these rules with XLA's executables.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from popxl.ops._cudnn_attention import BACKWARD, FORWARD
-from popxl.ops._kernel_registry import KERNELS
-from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, PrimitiveValue
+from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode
 from popxl.plan.primitives import attention_head_dim_and_direction, nbytes
 from popxl.plan.records import Kernel
 
@@ -50,32 +48,24 @@ class GpuKernels:
         users = self._users.get(node.outputs[0], [])
         if _swaps_matrices(node):
             return all(user.name == "dot_general" for user in users)
-        return _swaps_heads(node) and (
-            _is_attention(self._makers.get(node.inputs[0])) or all(map(_is_attention, users))
-        )
+        maker = self._makers.get(node.inputs[0])
+        if _undoes(node, maker) or (users and all(_undoes(user, node) for user in users)):
+            return True
+        is_gradient = maker is not None and attention_head_dim_and_direction(maker)[1]
+        return _swaps_heads(node) and (is_gradient or all(map(_is_attention, users)))
 
     def kernels_launched_with_attention(self, node: PrimitiveNode) -> list[Kernel]:
-        """Returns the extra kernels that XLA launches beside a fused-attention kernel.
+        """Returns the copies, by kernels of their own, of a fused-attention kernel's tensors.
 
-        These are copies of inputs and results in another layout; and before its gradient the
-        forward pass again, since its statistics are not saved.
+        The output and its gradient have heads after tokens, as the kernel has them.
         """
         size, backward = attention_head_dim_and_direction(node)
         if not size:
             return []
-        heads = node.inputs[:4] if backward else node.inputs[:3]
+        heads = node.inputs[1:4] if backward else node.inputs[:3]
         inputs = [v for v in heads if not self._is_transposed(v)]
-        results = [v for v in node.outputs if v in self._results]
-        copies = [Kernel(2 * nbytes(v.aval)) for v in (*inputs, *results)]
-        if not backward or self._has_forward_pass(heads[1:]):
-            return copies
-        bytes_moved = sum(nbytes(v.aval) for v in (*heads[1:], heads[1]))
-        flops = KERNELS[node.name.replace(BACKWARD, FORWARD)]([v.aval.shape for v in heads[1:]])
-        return [*copies, Kernel(bytes_moved, flops, attention=size)]
-
-    def _has_forward_pass(self, heads: list[PrimitiveValue]) -> bool:
-        users = self._users[heads[0]]
-        return any(_is_attention(n) and n.inputs[:3] == heads for n in users)
+        results = [v for v in node.outputs if backward and v in self._results]
+        return [Kernel(2 * nbytes(v.aval)) for v in (*inputs, *results)]
 
     def _is_transposed(self, value: Any) -> bool:
         maker = self._makers.get(value)
@@ -93,3 +83,11 @@ def _swaps_matrices(node: PrimitiveNode) -> bool:
 
 def _swaps_heads(node: PrimitiveNode) -> bool:
     return tuple(node.params["permutation"]) == _HEADS_AFTER_TOKENS
+
+
+def _undoes(node: PrimitiveNode, before: PrimitiveNode | None) -> bool:
+    """True if `node` transposes the result of `before` to what that has transposed."""
+    if before is None or not node.name == before.name == "transpose":
+        return False
+    first, then = before.params["permutation"], node.params["permutation"]
+    return [first[axis] for axis in then] == [*range(len(first))]
