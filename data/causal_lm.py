@@ -138,14 +138,14 @@ class PackedSequences:
         samples: int64 [n, places], see `data.packing.pack_sequences`.
         sequence_length: tokens of a sample.
         pad: id of the padding token.
-        first: tokens at the beginning of each text, such as `<bos>`, that stay.
+        num_fixed: tokens at the beginning of each text, such as `<bos>`, that stay.
     """
 
     stream: TokenStream
     samples: np.ndarray
     sequence_length: int
     pad: int
-    first: int = 0
+    num_fixed: int = 0
 
     @classmethod
     def from_stream(
@@ -202,7 +202,7 @@ class PackedSequences:
     def _stream_indices(self, index: int) -> np.ndarray:
         """Indices of a sequence's tokens in the token stream, truncated to the sample's length."""
         start, end = self.stream.offsets[index], self.stream.offsets[index + 1]
-        return start + left_truncated_indices(end - start, self.sequence_length + 1, self.first)
+        return start + left_truncated_indices(end - start, self.sequence_length + 1, self.num_fixed)
 
 
 @dataclass(frozen=True)

@@ -157,13 +157,13 @@ def _make_field_help(
 def _add_fields(
     groups: Mapping[str, argparse._ArgumentGroup],
     base: BaseConfig,
-    help_of: Callable[[type[RunConfig]], HelpOf],
+    get_field_help: Callable[[type[RunConfig]], HelpOf],
 ) -> None:
     """Adds flags for the config fields of a model family; without a model, of all families."""
     section, known = base.settings.section, set[str]()
     others = [family.config for family in FAMILIES.values()] if base.is_unspecified else []
     for config_class in (section, *others):
-        add_field_flags(groups, config_class, help_of(config_class), known)
+        add_field_flags(groups, config_class, get_field_help(config_class), known)
         known |= {leaf.path for leaf in config_fields(config_class)}
 
 

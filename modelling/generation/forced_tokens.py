@@ -70,24 +70,24 @@ class ForcedFirstSearch:
     """
 
     context: SearchContext
-    other: Search
+    search: Search
     sequences_per_prompt: int
 
     def init_state(
         self, is_real_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
         *other_inputs, forced = inputs
-        return [*self.other.init_state(is_real_prompt, prompt_tokens, other_inputs), forced]
+        return [*self.search.init_state(is_real_prompt, prompt_tokens, other_inputs), forced]
 
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStepResult:
         *other_state, forced = state
         tokens = repeat_interleave(forced, self.sequences_per_prompt)
         logits = self.context.force_token(logits, tokens, position, 0)
-        input_ids, beam_idx, new = self.other.advance(logits, position, other_state)
+        input_ids, beam_idx, new = self.search.advance(logits, position, other_state)
         return SearchStepResult(input_ids, beam_idx, [*new, forced])
 
     def unfinished_prompts(self, state: list[Tensor]) -> Tensor:
-        return self.other.unfinished_prompts(state[:-1])
+        return self.search.unfinished_prompts(state[:-1])
 
     def output_tokens(self, state: list[Tensor]) -> Tensor:
-        return self.other.output_tokens(state[:-1])
+        return self.search.output_tokens(state[:-1])

@@ -35,11 +35,11 @@ class SavedLayers(NamedTuple):
     """The last layers of a phase, which save activations for the backward pass.
 
     Attributes:
-        first: index of the first such layer.
+        first_layer: index of the first such layer.
         phase_name: name of the phase, from which seeds are derived.
     """
 
-    first: int
+    first_layer: int
     phase_name: str
 
 
@@ -68,7 +68,8 @@ class Phase:
             a subtree stands for all its variables, "" for all variables.
         share_weights_with: another phase over the same layers which owns the variables; the
             caller picks one of the two for each layer.
-        last: the layers that save their activations, where `share_weights_with` runs the others.
+        last_layers: the layers that save their activations, where `share_weights_with` runs the
+            others.
     """
 
     _owner_of: dict[str, Phase]  # the owners of borrowed variables
@@ -85,14 +86,14 @@ class Phase:
         num_layers: int = 1,
         shared: Mapping[str, Phase] | None = None,
         share_weights_with: Phase | None = None,
-        last: SavedLayers | None = None,
+        last_layers: SavedLayers | None = None,
     ) -> None:
         self.name, self.num_layers, self._settings = name, num_layers, settings
         self._module, self._inputs, self._outputs = module, inputs, outputs
         self.num_saved_layers = settings.num_saved_layers(name, num_layers)
-        self._saves_activations = last is not None or self.num_saved_layers == num_layers
+        self._saves_activations = last_layers is not None or self.num_saved_layers == num_layers
         self._first_layer, self._seed_name = (
-            (0, name) if last is None else (last.first, last.phase_name)
+            (0, name) if last_layers is None else (last_layers.first_layer, last_layers.phase_name)
         )
         self.layer_type = layer_class_name(module)
         self._weights_owner = share_weights_with or self
@@ -123,10 +124,12 @@ class Phase:
 
         It has the same variables.
         """
-        last = SavedLayers(self.num_layers - self.num_saved_layers, self.name)
+        last_layers = SavedLayers(self.num_layers - self.num_saved_layers, self.name)
         layer = self._module, self._inputs, self._outputs, self._settings, self.num_layers
         owner = self._weights_owner
-        return Phase(f"{self.name}_saved", *layer, share_weights_with=owner, last=last)
+        return Phase(
+            f"{self.name}_saved", *layer, share_weights_with=owner, last_layers=last_layers
+        )
 
     def _find_owners(self, shared: Mapping[str, Phase]) -> dict[str, Phase]:
         """Returns, by name of each variable shared with other phases, the phase that owns it."""

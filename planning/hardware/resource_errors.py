@@ -32,7 +32,7 @@ def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
         raise UserError(
             f"preset {name} needs {error.needed} {error.platform} device(s), "
             f"data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel}, "
-            f"but there are {error.found}: {_device_advice(error)}"
+            f"but there are {error.num_available}: {_device_advice(error)}"
         ) from error
     except popdist.DistributedError as error:
         e = config.execution
@@ -94,12 +94,12 @@ def _reduce_memory(config: RunConfig) -> str:
 def _device_advice(error: popxl.errors.DeviceError) -> str:
     """Return a message's advice on flags if more devices are requested than there are."""
     lower = "lower --data_parallel or --tensor_parallel, or "
-    if error.platform == "cpu" and not error.found:
+    if error.platform == "cpu" and not error.num_available:
         platforms = format_value(os.environ.get("JAX_PLATFORMS", ""))
         return f"the environment variable JAX_PLATFORMS is {platforms}: unset it, or set it to cpu"
     if error.platform == "cpu":  # only a limit set in XLA_FLAGS can be too low
         return lower + "take xla_force_host_platform_device_count out of XLA_FLAGS"
-    if error.found:
+    if error.num_available:
         return lower + "use a machine that has them, or --device cpu for virtual devices"
     requirements = {"gpu": "requirements-cuda.txt"}.get(error.platform, "requirements-tpu.txt")
     return (

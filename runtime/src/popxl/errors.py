@@ -47,12 +47,12 @@ class DeviceError(popart_exception, builtins.ValueError):
 
     Attributes:
         platform: the kind: "cpu", "gpu" or "tpu".
-        needed, found: numbers of devices.
+        needed, num_available: numbers of devices.
     """
 
-    def __init__(self, message: str, platform: str, needed: int, found: int) -> None:
+    def __init__(self, message: str, platform: str, needed: int, num_available: int) -> None:
         super().__init__(message)
-        self.platform, self.needed, self.found = platform, needed, found
+        self.platform, self.needed, self.num_available = platform, needed, num_available
 
 
 class DeviceMemoryError(popart_exception, builtins.MemoryError):

@@ -113,7 +113,7 @@ def _find_devices(
             f"JAX plugin for {platform}, use device_desc='cpu', or unset JAX_PLATFORMS",
             platform,
             replicas,
-            found=0,
+            num_available=0,
         ) from error
 
 

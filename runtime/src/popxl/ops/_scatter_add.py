@@ -20,37 +20,37 @@ _BLOCK = 128  # rows
 _FEW = 1024  # rows that are compared each with each
 
 
-def scatter_add(onto: Any, row_indices: Any, rows: Any) -> Any:
-    """Returns `onto` with onto[row_indices[i]] += rows[i], bitwise reproducible.
+def scatter_add(target: Any, row_indices: Any, rows: Any) -> Any:
+    """Returns `target` with target[row_indices[i]] += rows[i], bitwise reproducible.
 
     On a GPU, a row that is not finite makes NaNs of others that are added, too.
 
     Args:
-        onto: (size, ...), of floating-point numbers in at least float32, or integers.
+        target: (size, ...), of floating-point numbers in at least float32, or integers.
         row_indices: (...) of integers in [0, size]; rows with index `size` are dropped.
-        rows: (*row_indices.shape, ...), in the type of `onto`, or in a half type.
+        rows: (*row_indices.shape, ...), in the type of `target`, or in a half type.
     """
     if traced_platform() != "gpu" or not jnp.issubdtype(rows.dtype, jnp.floating):
-        return onto.at[row_indices].add(rows.astype(onto.dtype), mode="drop")
-    size, features = onto.shape[0], math.prod(onto.shape[1:])
+        return target.at[row_indices].add(rows.astype(target.dtype), mode="drop")
+    size, features = target.shape[0], math.prod(target.shape[1:])
     if not features or not row_indices.size:
-        return onto
-    table, row_indices = onto.reshape(size, features), row_indices.reshape(-1).astype(jnp.int32)
+        return target
+    table, row_indices = target.reshape(size, features), row_indices.reshape(-1).astype(jnp.int32)
     rows = jnp.where((row_indices < size)[:, None], rows.reshape(-1, features), 0)
     if len(row_indices) <= _FEW:
         sums = _scatter_add_few(table, row_indices, rows)
     else:
         order = jnp.argsort(row_indices)
         sums = _scatter_add_sorted(table, row_indices[order], rows[order])
-    return sums.reshape(onto.shape)
+    return sums.reshape(target.shape)
 
 
-def scatter_add_presummed(onto: Any, row_indices: Any, rows: Any) -> Any:
+def scatter_add_presummed(target: Any, row_indices: Any, rows: Any) -> Any:
     """Scatter-add for GPUs: sums of rows with equal indices are rounded to the rows' dtype.
 
     The bits are those of adding a dense array of such sums; it takes memory for the rows alone.
     """
-    size, features, count = onto.shape[0], math.prod(onto.shape[1:]), row_indices.size
+    size, features, count = target.shape[0], math.prod(target.shape[1:]), row_indices.size
     row_indices = row_indices.reshape(-1).astype(jnp.int32)
     rows = jnp.where((row_indices < size)[:, None], rows.reshape(count, features), 0)
     if count <= _FEW:
@@ -64,13 +64,13 @@ def scatter_add_presummed(onto: Any, row_indices: Any, rows: Any) -> Any:
         zeros = jnp.zeros((count, features), jnp.promote_types(rows.dtype, jnp.float32))
         sums = _scatter_add_sorted(zeros, number, rows[order])
         index = jnp.full(count, size).at[number].set(row_indices)
-    table = onto.reshape(size, features)
-    return _scatter_unique(table, index, sums.astype(rows.dtype)).reshape(onto.shape)
+    table = target.reshape(size, features)
+    return _scatter_unique(table, index, sums.astype(rows.dtype)).reshape(target.shape)
 
 
-def _scatter_add_few(onto: Any, row_indices: Any, rows: Any) -> Any:
+def _scatter_add_few(target: Any, row_indices: Any, rows: Any) -> Any:
     """Scatter-add of few rows, by comparing all pairs of indices."""
-    return _scatter_unique(onto, *_sum_equal_indices(len(onto), row_indices, rows))
+    return _scatter_unique(target, *_sum_equal_indices(len(target), row_indices, rows))
 
 
 def _sum_equal_indices(size: int, row_indices: Any, rows: Any) -> tuple[Any, Any]:
@@ -84,9 +84,9 @@ def _sum_equal_indices(size: int, row_indices: Any, rows: Any) -> tuple[Any, Any
     return index, _sum_runs(equal, rows, (((1,), (0,)), ((), ())))
 
 
-def _scatter_add_sorted(onto: Any, row_indices: Any, rows: Any) -> Any:
+def _scatter_add_sorted(target: Any, row_indices: Any, rows: Any) -> Any:
     """Scatter-add of rows whose equal indices are adjacent (sorted)."""
-    (size, features), blocks = onto.shape, math.ceil(len(row_indices) / _BLOCK)
+    (size, features), blocks = target.shape, math.ceil(len(row_indices) / _BLOCK)
     missing = blocks * _BLOCK - len(row_indices)
     row_indices = jnp.pad(row_indices, (0, missing), constant_values=size).reshape(blocks, _BLOCK)
     rows = jnp.pad(rows, ((0, missing), (0, 0))).reshape(blocks, _BLOCK, features)
@@ -99,7 +99,7 @@ def _scatter_add_sorted(onto: Any, row_indices: Any, rows: Any) -> Any:
     )  # a block with the row before it
     first = jnp.where(goes_on, index[:, 0], size)
     index = index.at[:, 0].set(jnp.where(goes_on, size, index[:, 0])).reshape(-1)
-    out = _scatter_unique(onto, index, sums.reshape(-1, features))
+    out = _scatter_unique(target, index, sums.reshape(-1, features))
     rest = _scatter_add_few if blocks <= _FEW else _scatter_add_sorted
     return rest(out, first, sums[:, 0])
 
@@ -112,8 +112,8 @@ def _sum_runs(is_in_run: Any, rows: Any, dims: Any) -> Any:
     )  # fmt: skip
 
 
-def _scatter_unique(onto: Any, index: Any, sums: Any) -> Any:
-    """Scatter-add at unique indices; index len(onto) marks rows to drop."""
-    size = len(onto)
+def _scatter_unique(target: Any, index: Any, sums: Any) -> Any:
+    """Scatter-add at unique indices; index len(target) marks rows to drop."""
+    size = len(target)
     apart = jnp.where(index < size, index, size + jnp.arange(index.size))
-    return onto.at[apart].add(sums.astype(onto.dtype), mode="drop", unique_indices=True)
+    return target.at[apart].add(sums.astype(target.dtype), mode="drop", unique_indices=True)

@@ -158,12 +158,12 @@ def _current_scale(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
 
 
 def _quantize_operand(
-    t: Any, *scale: Any, which: int, format: str, rule: _Rule | None = None
+    t: Any, *scale: Any, operand_index: int, format: str, rule: _Rule | None = None
 ) -> tuple[Any, ...]:
-    """Returns (t in float8, its scale, its amax); `which` is its index in `OPERANDS`."""
+    """Returns (t in float8, its scale, its amax); `operand_index` is its index in `OPERANDS`."""
     check_floating(t)
     amax, dtype = _amax(t), FORMATS[format].forward
-    this_scale = scale[0][which] if rule is None else _current_scale(rule, amax, dtype)
+    this_scale = scale[0][operand_index] if rule is None else _current_scale(rule, amax, dtype)
     return _saturate(t, this_scale, dtype), this_scale, amax
 
 
@@ -273,8 +273,8 @@ def linear(
     # the product of which only the layer's output is made is left out.
     operands = [
         part
-        for which, t in enumerate((x, weight))
-        for part in emit(_OPERAND, [t, *this_scale], attrs | {"which": which})
+        for operand_index, t in enumerate((x, weight))
+        for part in emit(_OPERAND, [t, *this_scale], attrs | {"operand_index": operand_index})
     ]
     attrs |= {
         "exact": powers_of_2 if rule is None else rule.power_of_2,

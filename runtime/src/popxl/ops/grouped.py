@@ -172,8 +172,8 @@ def grouped_product(
     return lax.fori_loop(0, sizes.shape[0] if count else 0, multiply_group, out).astype(dtype)
 
 
-def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, rows_index_x: bool) -> Any:
-    """Adds each group's xᵀ dy to `onto` (groups, in, out), rounded to the dtype of x first.
+def grouped_outer(x: Any, dy: Any, sizes: Any, totals: Any, rows: Any, rows_index_x: bool) -> Any:
+    """Adds each group's xᵀ dy to `totals` (groups, in, out), rounded to the dtype of x first.
 
     `rows` are the row indices of the group's rows in x (`rows_index_x`) or in dy. Rows of other
     groups are zeros in both factors, since they can be infinite.
@@ -199,7 +199,7 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, rows_index_
         new = upcast_half_types(previous) + upcast_half_types(total.astype(x.dtype))
         return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
 
-    return lax.fori_loop(0, sizes.shape[0] if count else 0, add_group, onto)
+    return lax.fori_loop(0, sizes.shape[0] if count else 0, add_group, totals)
 
 
 def _sum_dtype(dtype: Any) -> Any:
@@ -283,9 +283,9 @@ def _outer_onto(
     rows_index_x: bool = False,
     expected_rows: int | None = None,
 ) -> Any:
-    onto = _matrix_list(t, sizes)
+    totals = _matrix_list(t, sizes)
     return _count_as_kernel(*_OUTER_PRODUCT, expected_rows)(
-        x, dy, sizes, onto, rows, rows_index_x
+        x, dy, sizes, totals, rows, rows_index_x
     ).reshape(t.shape)
 
 

@@ -74,8 +74,8 @@ def autodiff(
 class _Autodiff:
     """One call of `autodiff`: makes the gradient graph of each called graph once."""
 
-    def __init__(self, given: dict[Graph, GradGraphInfo]) -> None:
-        self.given = given
+    def __init__(self, called_grad_infos: dict[Graph, GradGraphInfo]) -> None:
+        self.called_grad_infos = called_grad_infos
         self.grad_infos: dict[Graph, GradGraphInfo] = {}
         self._memo: dict[Any, GradGraphInfo] = {}
         self._deep = Memo()
@@ -83,8 +83,8 @@ class _Autodiff:
     def differentiate_callee(
         self, graph: Graph, provided: list[Tensor], required: list[Tensor], expose: bool = True
     ) -> GradGraphInfo:
-        if graph in self.given:
-            return self.given[graph]
+        if graph in self.called_grad_infos:
+            return self.called_grad_infos[graph]
         if graph._gradient_is_written:
             raise popart_exception(
                 f"the gradient of graph {graph.id!r} is written by hand, and is not that of its "
