@@ -55,13 +55,13 @@ def preset_names(file: str | Path) -> list[str]:
     return list(_read_presets(_preset_path(file)))
 
 
-def load_preset(file: str | Path, preset: str, options: Collection[str] = ()) -> LocatedDict:
+def load_preset(file: str | Path, preset: str, option_names: Collection[str] = ()) -> LocatedDict:
     """Returns a preset as plain data, merged with the presets from which it inherits.
 
-    Arguments as for `load_config`; `options` as for `normalize_user_yaml`, for a user's file.
+    Arguments as for `load_config`; `option_names` as for `normalize_user_yaml`, for a user's file.
     """
     if is_user_file(preset):
-        return normalize_user_yaml(_read_presets(Path(preset)), options)
+        return normalize_user_yaml(_read_presets(Path(preset)), option_names)
     return _load_with_bases(_preset_path(file), preset, ())
 
 

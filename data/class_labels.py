@@ -28,14 +28,15 @@ class ClassLabels:
     """Label names of a classification task, and the values that stand for them in data columns.
 
     Attributes:
-        indexed: numbers count from 0, whatever the names are, as in ClassLabel columns.
+        numbered_from_zero: a number is a label's index, whatever the names are, as in ClassLabel
+            columns.
 
     Raises:
         DataError: two names are the same number.
     """
 
     names: tuple[str, ...]
-    indexed: bool = False
+    numbered_from_zero: bool = False
 
     def __post_init__(self) -> None:
         if len(self._name_by_number) < sum(_parse_number(name) is not None for name in self.names):
@@ -106,17 +107,17 @@ class ClassLabels:
     def _label_of_value(self, value: str) -> str | None:
         """Label name that a column's value stands for; None if the value means unlabeled."""
         number = _parse_number(value)
-        if value in self.names and not (self.indexed and number is not None):
+        if value in self.names and not (self.numbered_from_zero and number is not None):
             return value
         if value.lower() in BOOLEAN_NAMES:
             return self._label_of_boolean(value)
         if number is None:
             raise self._unknown_label_error(value)
-        if not self.indexed and number in self._name_by_number:
+        if not self.numbered_from_zero and number in self._name_by_number:
             return self._name_by_number[number]
         if number == UNLABELED:
             return None
-        if self._name_by_number and not self.indexed:
+        if self._name_by_number and not self.numbered_from_zero:
             raise self._unknown_label_error(value, "names that are numbers are not numbered from 0")
         if number.is_integer() and 0 <= number < len(self.names):
             return self.names[int(number)]
@@ -174,9 +175,9 @@ def match_column_labels(
         DataError: they are not those of the column.
     """
     if {*names} == {*task_labels}:
-        return ClassLabels(tuple(names), indexed=True)
+        return ClassLabels(tuple(names), numbered_from_zero=True)
     if are_user_labels and len(names) == len(task_labels):
-        return ClassLabels(tuple(task_labels), indexed=True)
+        return ClassLabels(tuple(task_labels), numbered_from_zero=True)
     raise DataError(
         f"{source_name} has the labels {format_name(', '.join(names), 150)}, not "
         f"{format_name(', '.join(task_labels), 150)}: give --data.class_labels with as "

@@ -45,7 +45,7 @@ MAX_BYTES_IN_MEMORY = 2**28
 class OutputsSource(Protocol):
     """Interface of the frozen model that an objective needs: a reference or a teacher."""
 
-    def add_to(self, samples: Samples) -> Samples:
+    def extend_samples(self, samples: Samples) -> Samples:
         """Add the model's outputs, cached or computed, to samples; collective."""
         ...
 

@@ -34,7 +34,7 @@ class ReferenceLogps:
         for initial_model in self.initial_models:
             initial_model.remove_drafts()
 
-    def add_to(self, samples: Samples) -> SamplesWithRefLogps:
+    def extend_samples(self, samples: Samples) -> SamplesWithRefLogps:
         """Add the reference model's log-probabilities, cached or computed, to samples; collective.
 
         Raises:

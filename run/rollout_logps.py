@@ -41,7 +41,7 @@ class RolloutLogps:
         for initial_model in self.initial_models:
             initial_model.remove_drafts()
 
-    def add_to(self, samples: Samples) -> SamplesWithTokenOutputs:
+    def extend_samples(self, samples: Samples) -> SamplesWithTokenOutputs:
         """Add the log-probabilities, known, cached or computed, to samples; collective.
 
         Raises:

@@ -88,7 +88,7 @@ class Teacher:
         )
         return cls(config, model)
 
-    def add_to(self, samples: Samples) -> Samples:
+    def extend_samples(self, samples: Samples) -> Samples:
         """Add the teacher's outputs, stored or computed, to samples; collective."""
         training, vocab_size = self.config.training, self.config.model.output_vocab_size
         if training.top_k is None:

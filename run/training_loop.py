@@ -183,7 +183,7 @@ def _set_up_and_train(
     initial_models = () if initial_model_logps is None else initial_model_logps.initial_models
     frozen = initial_model_logps or Teacher.for_run(config, run_folder, data, _previous_run(start))
     if frozen is not None:
-        loader = Loader.from_config(config, frozen.add_to(samples))
+        loader = Loader.from_config(config, frozen.extend_samples(samples))
         _restore_data_and_steps(data.config, options, loader, start)
     base_folders = _keep_base_models(config, start, initial_models, run_folder)
     _warn_unmirrored_bases(config, start, initial_models)

@@ -82,7 +82,7 @@ class Evaluator:
         needs_losses = any(name in make_objective(config).metrics for name in self.metrics)
         if needs_losses or self._retrieval is not None:
             samples = data.make_samples(corpus, for_eval=True)
-            self._samples = samples if frozen is None else frozen.add_to(samples)
+            self._samples = samples if frozen is None else frozen.extend_samples(samples)
             self._warn_truncated(self._samples.truncation_counts.prompts)
             teacher = held_head(frozen)
             self._losses = compile_session(

@@ -94,18 +94,18 @@ class AddedProgram:
                 if owner is None or owner not in state.entries
                 else state.entries[owner].renamed(buffer)
             )
-        variables = {own: state.variables.pop(owner) for own, owner in self._on_device()}
+        variables = {own: state.variables.pop(owner) for own, owner in self._device_tensor_pairs()}
         return ProgramState(variables, entries, state.disk_queue, owns_disk_queue=False)
 
     def return_state(self, added_state: ProgramState, state: ProgramState) -> None:
         """Moves changed variables back to the session; drops buffer entries that are not shared."""
-        for variable, owner in self._on_device():
+        for variable, owner in self._device_tensor_pairs():
             state.variables[owner] = added_state.variables[variable]
         for buffer, entries in added_state.entries.items():
             if buffer not in self._shared:
                 entries.close()
 
-    def _on_device(self) -> list[tuple[Variable | Shard, Variable | Shard]]:
+    def _device_tensor_pairs(self) -> list[tuple[Variable | Shard, Variable | Shard]]:
         """Pairs (added program's, session's) of tensors of variables outside remote buffers."""
         return [
             (device_variables.device_tensor(a), device_variables.device_tensor(b))

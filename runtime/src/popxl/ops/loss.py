@@ -21,7 +21,7 @@ REDUCTION_MAP = {name: name for name in ("mean", "sum", "none")}
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
-def _valid_labels(probs: Any, labels: Any, ignore_index: int | None) -> Any:
+def _valid_label_mask(probs: Any, labels: Any, ignore_index: int | None) -> Any:
     """Returns 1.0 for labels that count in the loss, 0.0 for ignored or out-of-range ones."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels are integers, not {labels.dtype}: use ops.cast")
@@ -56,7 +56,7 @@ def _nll(probs: Any, labels: Any, ignore_index: int | None, reduction: str, log_
     picked = _label_probability(upcast_half_types(probs), labels)
     log_likelihood = picked if log_prob else jnp.log(jnp.maximum(picked, _SMALLEST))
     # `where`, since 0 * inf of an ignored label would be NaN
-    counted = _valid_labels(probs, labels, ignore_index)
+    counted = _valid_label_mask(probs, labels, ignore_index)
     losses = jnp.where(counted > 0, -log_likelihood * _label_weight(counted, reduction), 0.0)
     return (losses if reduction == "none" else jnp.sum(losses)).astype(probs.dtype)
 
@@ -104,7 +104,7 @@ def _nll_with_grad(
     by_row = labels.reshape(rows)
     loss = _nll(probs, by_row, ignore_index, reduction, log_prob=False)
     weights = _label_weight(
-        _valid_labels(probs, by_row, ignore_index), reduction
+        _valid_label_mask(probs, by_row, ignore_index), reduction
     ) * upcast_half_types(jnp.asarray(loss_grad))
     hit = jnp.arange(probs.shape[-1]) == by_row.astype(jnp.int32)[..., None]
     dx = (upcast_half_types(probs) - hit) * weights[..., None]

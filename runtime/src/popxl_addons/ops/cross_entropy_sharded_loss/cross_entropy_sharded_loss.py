@@ -81,7 +81,7 @@ def cross_entropy_sharded_loss(
     total = _all_reduce(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
     indices = _as_int32(indices)
     labels = _all_reduce(shifted_label_logits(wide, shift, indices), replica_grouping)
-    counted = _valid_labels(ops.detach(labels[1]), indices, ignore_index)
+    counted = _valid_label_mask(ops.detach(labels[1]), indices, ignore_index)
     expected = labels[0]
     if label_smoothing:
         mean = _mean_over_classes(wide - shift, replica_grouping, num_classes)
@@ -109,7 +109,7 @@ def _as_int32(t: Tensor) -> Tensor:
     return t if t.dtype == popxl.int32 else ops.cast(t, popxl.int32)
 
 
-def _valid_labels(
+def _valid_label_mask(
     is_somewhere: Tensor, indices: Tensor, ignore_index: Tensor | int | None
 ) -> Tensor:
     """True where a label is a class of the vocabulary and not ignored: bool (n,)."""
