@@ -174,13 +174,13 @@ def test_a_pass_that_was_killed_goes_on(run, base, rows, tmp_path, monkeypatch) 
 def test_a_full_disk_ends_no_run_that_needs_a_reference(
     run, base, rows, tmp_path, monkeypatch, capsys
 ) -> None:
-    add_to = ReferenceLogps.add_to
+    extend_samples = ReferenceLogps.extend_samples
 
     def on_full_disk(*given: Any) -> Any:
         with full_disk(10):
-            return add_to(*given)
+            return extend_samples(*given)
 
-    monkeypatch.setattr(ReferenceLogps, "add_to", on_full_disk)
+    monkeypatch.setattr(ReferenceLogps, "extend_samples", on_full_disk)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
     said = capsys.readouterr().err
     assert "File too large: a run that is broken off computes the reference again" in said
