@@ -9,7 +9,7 @@ from modelling.layers import ActivationLayout, LayerAdapters
 from modelling.phases.block_wrappers import RouterOnlyBlock, TrainingBlock
 from modelling.phases.buffers import ActivationBuffers, InputBuffers
 from modelling.phases.dense_layers import build_dense_runs, name_layer_outputs
-from modelling.phases.loss_phases import build_loss_phases, set_objective
+from modelling.phases.loss_phase_builder import build_loss_phases, set_objective
 from modelling.phases.moe_layers import build_moe_runs
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun

@@ -32,7 +32,7 @@ from modelling.layers.output_layer import PooledHeadLoss
 from modelling.layers.packing import Packing
 from modelling.phases.buffers import ActivationBuffers, InputBuffers, LayerIO
 from modelling.phases.dense_layers import build_runs_by_type, runs_in_order
-from modelling.phases.loss_phases import build_loss_phases, set_objective
+from modelling.phases.loss_phase_builder import build_loss_phases, set_objective
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
 from modelling.phases.settings import PhaseSettings
