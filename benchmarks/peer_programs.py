@@ -72,13 +72,13 @@ class PeerWork:
         if not hasattr(config_class().model, "decoder_sequence_length"):
             values["data.packing"] = not self.packed  # of full sequences, or of whole texts
             values["data.examples_per_sample"] = _TEXTS_PER_SAMPLE if self.packed else 1
-        config = self._load(config_class, values)
+        config = self._load_config(config_class, values)
         length = config.model.sequence_length + getattr(config.model, "decoder_sequence_length", 0)
         micro = config.execution.micro_batch_size
         batch = micro * max(round(self.tokens / length / micro), 1)
-        return self._load(config_class, values | {"training.global_batch_size": batch})
+        return self._load_config(config_class, values | {"training.global_batch_size": batch})
 
-    def _load(self, config_class: type[RunConfig], values: Mapping[str, Any]) -> RunConfig:
+    def _load_config(self, config_class: type[RunConfig], values: Mapping[str, Any]) -> RunConfig:
         return load_config(config_class, "finetuning", self.preset, nest_by_path(dict(values)))
 
     def samples(self, config: RunConfig) -> Samples:

@@ -200,11 +200,11 @@ class RunOrModelLoader:
         return merge_over(of_model, classifier_run_settings(found.hf_config))
 
 
-def _unsupported_reason(kind: str) -> str:
+def _unsupported_reason(model_type: str) -> str:
     """Return the text that says why a Hugging Face `model_type` is not supported."""
     from config.unsupported_models import unsupported_reason
 
-    reason = unsupported_reason(kind)
+    reason = unsupported_reason(model_type)
     return "which is not known" if reason is None else f"{reason}, which is not there"
 
 

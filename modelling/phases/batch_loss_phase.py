@@ -22,7 +22,7 @@ from modelling.phases.settings import PhaseSettings
 from popxl import Tensor, ops
 
 
-class SequenceVectors(LayerWrapper):
+class SequenceVectorLayer(LayerWrapper):
     """Wraps an output layer without a head, so that it returns the vectors of sequences."""
 
     layer: PooledHeadLoss

@@ -11,7 +11,7 @@ from modelling.layers.output_layer import PooledHeadLoss, as_lm_head
 from modelling.objectives import Contrastive
 from modelling.phases.batch_loss_phase import (
     BatchLossPhase,
-    SequenceVectors,
+    SequenceVectorLayer,
     VectorBuffers,
     VectorPhase,
 )
@@ -57,6 +57,6 @@ def build_loss_phases(
     vectors = VectorBuffers(spec, settings)
     head_inputs = {"x": x, **inputs.layer_ios(objective.token_inputs)}
     outputs = [vectors.layer_io]
-    phase = VectorPhase(name, SequenceVectors(head), head_inputs, outputs, settings)
+    phase = VectorPhase(name, SequenceVectorLayer(head), head_inputs, outputs, settings)
     loss = BatchLossPhase(BatchLoss(objective), vectors, inputs, settings, phase.vector_stream)
     return PhaseRun(phase, range(1)), loss
