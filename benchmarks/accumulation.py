@@ -25,7 +25,7 @@ import popxl
 from benchmarks import accumulation_programs as programs
 from benchmarks.accumulation_programs import (
     COUNTS,
-    WAYS,
+    METHODS,
     AccumulationProgram,
     AccumulationRun,
     ModelAndBatchSize,
@@ -81,8 +81,8 @@ class PlannedCase:
     def format_row(self) -> str:
         """Returns this case's row of the printed table of planned gradient reductions."""
         cells = [f"{self.micro_batches}"]
-        for way in (self.naive, self.local):
-            cells += [f"{way.count:,}", f"{way.nbytes / 1e9:.2f}", f"{way.seconds:.3f}"]
+        for method in (self.naive, self.local):
+            cells += [f"{method.count:,}", f"{method.nbytes / 1e9:.2f}", f"{method.seconds:.3f}"]
         cells.append("-" if self.link is None else f"{self.link / 1e9:.1f}")
         return " | ".join(cells)
 
@@ -90,8 +90,8 @@ class PlannedCase:
 def format_plan_head(machine: Machine) -> str:
     """Returns the header lines of the printed table of planned gradient reductions."""
     names = ["micro-batches"]
-    for way in WAYS:
-        names += [f"{way}: reductions", "GB reduced", f"s on {machine.title}"]
+    for method in METHODS:
+        names += [f"{method}: reductions", "GB reduced", f"s on {machine.title}"]
     names.append("GB/s that explain the measured seconds")
     return f"{' | '.join(names)}\n{'|'.join(['---'] * len(names))}"
 
@@ -103,9 +103,9 @@ def plan_reductions(
     for count in counts:
         naive, local = (
             _count_reductions(
-                AccumulationProgram(size, way, count, popxl.Ir(replication=devices)).ir, machine
+                AccumulationProgram(size, method, count, popxl.Ir(replication=devices)).ir, machine
             )
-            for way in WAYS
+            for method in METHODS
         )
         of = (size.layers, size.hidden, size.length, size.batch, devices)
         link = None
@@ -213,8 +213,8 @@ def plot_seconds_per_step(pairs: Pairs, path: Path) -> None:
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for panel, group in zip(panels, groups, strict=True):
         counts = sorted(n for g, n in pairs if g == group)
-        for i, way in enumerate(WAYS):
-            panel.plot(counts, [pairs[group, n][i].seconds for n in counts], "o-", label=way)
+        for i, method in enumerate(METHODS):
+            panel.plot(counts, [pairs[group, n][i].seconds for n in counts], "o-", label=method)
         virtual = f"{pairs[group, counts[0]][0].devices} virtual devices"
         title = f"{group} processes" if group > 1 else virtual
         panel.set(title=title, xlabel="micro-batches a step", ylabel="seconds a step")

