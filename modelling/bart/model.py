@@ -63,7 +63,7 @@ class LearnedPositions(Module):
         self.weight = parameter(rows, c.hidden_size, std=c.init_std)
 
     def build(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """positions: int32 (batch or 1, length) -> (batch or 1, length, hidden)."""
+        """Embeds positions: int32 (batch or 1, length) -> (batch or 1, length, hidden)."""
         return ops.gather(self.weight, positions + FIRST_POSITION)
 
 
@@ -88,7 +88,7 @@ class StoredPositions(Module):
         self.weight = fused_parameter([table], is_buffer=True)
 
     def build(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """positions: int32 (batch or 1, length) -> (batch or 1, length, hidden)."""
+        """Embeds positions: int32 (batch or 1, length) -> (batch or 1, length, hidden)."""
         return ops.gather(self.weight, positions)
 
 
@@ -105,7 +105,7 @@ class ComputedPositions(Module):
         self.rates = np.exp(exponents)
 
     def build(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids and positions: int32 (batch or 1, length) -> (batch, length, hidden)."""
+        """Embeds positions of tokens: int32 (batch or 1, length) -> (batch, length, hidden)."""
         rows = cast_if_needed(positions + (self.pad + 1), popxl.float32).reshape(
             (*positions.shape, 1)
         )
@@ -137,7 +137,7 @@ def vocabulary(c: BartModel, stack: str, is_shared: bool = False) -> VocabularyE
 
 
 class BartEmbeddings(Embeddings):
-    """dropout(layernorm_embedding(tokens * scale + positions)); some types lack the norm."""
+    """Embeddings: dropout(layernorm_embedding(tokens * scale + positions)); norm optional."""
 
     has_positions = True
 
@@ -155,7 +155,7 @@ class BartEmbeddings(Embeddings):
     def build(
         self, input_ids: Tensor, seed: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """input_ids: int32 (batch, length) -> (batch, length, hidden).
+        """Embeds tokens: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
             seed: uint32 (2,) for dropout, equal on the replicas of a tensor-parallel group.

@@ -16,7 +16,7 @@ _AXIS = {"in": 0, "out": 1}
 
 
 class Linear(Module):
-    """y = x @ weight + bias in a tensor-parallel region (Shoeybi et al., arXiv:1909.08053).
+    """Tensor-parallel linear layer (Shoeybi et al., arXiv:1909.08053): y = x @ weight + bias.
 
     The product is in FP8 if the layer is created in `popxl_addons.fp8_autocast`.
 

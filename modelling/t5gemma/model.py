@@ -286,7 +286,7 @@ class T5Gemma2Tokens(VocabularyEmbedding):
 
 
 class T5Gemma2Embeddings(Embeddings):
-    """dropout(tokens * scale), with the end of an image apart, which has no scale."""
+    """Embeddings: dropout(tokens * scale); the token at the end of an image is not scaled."""
 
     tokens: T5Gemma2Tokens
 
@@ -296,7 +296,7 @@ class T5Gemma2Embeddings(Embeddings):
         self.eoi_token_index = c.eoi_token_index
 
     def build(self, input_ids: Tensor, seed: Tensor | None = None) -> Tensor:
-        """input_ids: int32 (batch, length) -> (batch, length, hidden); see `Embeddings`."""
+        """Embeds tokens: int32 (batch, length) -> (batch, length, hidden)."""
         token_ids = self.layout.transpose_if_sequence_first(input_ids)
         eoi = popxl.constant(self.eoi_token_index, popxl.int32, "eoi")
         is_eoi = ops.equal(token_ids, eoi).reshape((*token_ids.shape, 1))

@@ -70,7 +70,7 @@ def dequantized_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple
 
 
 def mxfp4_fields(names: Collection[str]) -> set[str]:
-    """Those of the tensor `names` that are MXFP4 blocks or scales."""
+    """Selects the tensor names that are MXFP4 blocks or scales."""
     return {name + field for name in _quantized_names(names) for field in (BLOCKS, SCALES)}
 
 

@@ -105,7 +105,7 @@ class LoraSpec:
 
 @dataclass(frozen=True)
 class WeightMapping:
-    """How logical weights are concatenated, transposed and sharded into one variable of a layer.
+    """Mapping of logical weights to one variable of a layer: joined, transposed and sharded.
 
     Attributes:
         path: path of the variable in its layer's tree.
