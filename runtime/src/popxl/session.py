@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from threading import Lock
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -34,7 +34,6 @@ from popxl._devices.mesh import create_replicated_sharding, replica_mesh
 from popxl._ir.argument_checks import check_type
 from popxl._ir.debug_flags import STEPWISE, is_debug_flag_set
 from popxl._run import device_variables
-from popxl._run.added_program import AddedProgram
 from popxl._run.process_gather import all_gather_processes
 from popxl._run.program import Program, ProgramState
 from popxl._run.stream_data import HostStreams
@@ -50,11 +49,13 @@ from popxl._storage.host_values import LazyValue as LazyValue
 from popxl._storage.replica_arrays import VariableShard as VariableShard
 from popxl.errors import DeviceMemoryError, popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
-from popxl.plan import MemoryUse as MemoryUse
-from popxl.plan import Plan, memory_use, plan_of_program
 from popxl.random_seed import counter_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostTensor, Variable
+
+if TYPE_CHECKING:
+    from popxl._run.added_program import AddedProgram
+    from popxl.plan import MemoryUse, Plan
 
 StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
 Initialised = TypeVar("Initialised", bound=Variable | Constant)
@@ -158,6 +159,8 @@ class Session:
             ValueError: the variables or the numbers of buffers differ.
             As when a session is created.
         """
+        from popxl._run.added_program import AddedProgram
+
         added = AddedProgram(ir, self.ir)
         _check_program(ir)
         added.compile(self._program.mesh, self._program.executable_by_key)
@@ -221,6 +224,8 @@ class Session:
 
     def memory_use(self) -> MemoryUse:
         """Device and host bytes that one replica uses, with XLA's temporaries as compiled."""
+        from popxl.plan import memory_use
+
         return memory_use(self._program)
 
     def remote_bytes(self) -> int:
@@ -246,6 +251,8 @@ class Session:
 
     def plan(self) -> Plan:
         """Returns memory, transfers and work of a run (`popxl.plan.plan_of_program`)."""
+        from popxl.plan import plan_of_program
+
         return plan_of_program(self._program)
 
     # ---- running --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from popxl import dtypes, fp8_utils
+from popxl import dtypes
 from popxl._ir.host_data import host_array
 from popxl.typing_ import HostScalarTensor
 
@@ -55,6 +55,8 @@ def to_numpy(
     else:
         target = dtype.as_numpy()
     if is_float8 and array.dtype != target:
+        from popxl import fp8_utils
+
         nan = True if nan_on_overflow is None else nan_on_overflow
         numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
         return fp8_utils.host_pow2scale_cast_to_fp8(numbers, dtype, log2_scale or 0, nan)

@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 import popxl
 from popxl import Ir, ReplicaGrouping, Tensor, dtypes
 from popxl.transforms import GradGraphInfo
-from popxl_addons.custom_gradient import build_custom_gradient
 from popxl_addons.dot_tree import split_valid_key
 from popxl_addons.grad_info import fwd, fwd_grad, make_grad_graph_info
 from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad
@@ -428,6 +427,8 @@ class Module(popxl.Module):
                 `build_grad` returns more or fewer gradients than there are required inputs, or one
                 of another shape.
         """
+        from popxl_addons.custom_gradient import build_custom_gradient
+
         try:
             return build_custom_gradient(self, fwd_graph, grads_provided, grads_required)
         finally:

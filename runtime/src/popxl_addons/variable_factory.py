@@ -20,7 +20,6 @@ from popxl import ReplicaGrouping, dtypes, ops
 from popxl._ir.sharding import MetaShape
 from popxl.tensor import HostScalarTensor, HostTensor, host_tensor_types
 from popxl.utils import to_numpy
-from popxl_addons.array_files import StoredArray, add_to_index, map_file, read_index
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
@@ -225,6 +224,8 @@ class VariableFactory:
         Raises:
             ValueError: the file holds another dtype or shape, or has another size.
         """
+        from popxl_addons.array_files import StoredArray, add_to_index, map_file, read_index
+
         path = memmap_path(memmap_dir, name)
         required = StoredArray(path.name, self.dtype.name, self.shape_on_host)
         if path.exists():

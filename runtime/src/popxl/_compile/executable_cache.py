@@ -29,7 +29,6 @@ from popxl._compile.executable_serialization import (
     executable_signature,
     serialize_executable,
 )
-from popxl._compile.segment_function import lower_segment
 from popxl._compile.xla_compile import compile_lowered
 from popxl._ir.log import logger
 from popxl._schedule.segment import Segment
@@ -145,6 +144,8 @@ class SegmentCache:
         return (self._folder / f"{key}{SUFFIX}" if self._folder and is_cacheable else None), key
 
     def _compile(self, segment: Segment) -> Any:
+        from popxl._compile.segment_function import lower_segment
+
         start = time.perf_counter()
         program = self._program
         self.increment_counter("traces")

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from popxl._devices import cpu
 from popxl._schedule.lookahead import default_prefetch_window, lookahead_events
 from popxl._storage.device_put import device_put_batch, device_put_interleaved
-from popxl._storage.load_preview import format_prefetch_counts
-from popxl._storage.prefetch import PrefetchMover
 from popxl._storage.shared_memory_mover import SharedMemoryMover
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from popxl._schedule.lookahead import FetchedScalars
     from popxl._schedule.schedule import Routine, Schedule
     from popxl._storage.buffer_storage import BufferStorage
+    from popxl._storage.prefetch import PrefetchMover
     from popxl._storage.shared_memory_mover import InFlightArrays
     from popxl.remote_buffer import RemoteBuffer
 
@@ -60,6 +59,8 @@ class Platform:
     def set_prefetch_window(self, schedule: Schedule, window: int | None) -> None:
         """Sets a schedule's prefetch window in bytes; None: two layers' remote-buffer entries."""
         if self.host_memory != "device":
+            from popxl._storage.load_preview import format_prefetch_counts
+
             schedule.window, schedule.preview = (
                 window or default_prefetch_window(schedule),
                 format_prefetch_counts,
@@ -80,6 +81,8 @@ class Platform:
         """
         if window is None:
             return SharedMemoryMover(entries, in_flight)
+        from popxl._storage.prefetch import PrefetchMover
+
         return PrefetchMover(
             lookahead_events(main, fetched.subscribe()), entries, self.device_put, window
         )

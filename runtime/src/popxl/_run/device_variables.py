@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,11 +16,13 @@ from popxl._run.process_gather import gather_shards
 from popxl._run.program import Program, ProgramState
 from popxl._storage import replica_arrays
 from popxl._storage.buffer_storage import BufferStorage
-from popxl._storage.disk_queue import DiskQueue
 from popxl._storage.host_values import HostValues, SharedValue, Source
 from popxl._storage.lazy_values import compute_values_ahead
 from popxl._storage.replica_arrays import IdentityTuple, VariableShard, variable_shards
 from popxl.tensor import Shard, Variable
+
+if TYPE_CHECKING:
+    from popxl._storage.disk_queue import DiskQueue
 
 
 def upload_variables(
@@ -65,6 +68,8 @@ def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> Di
         raise ValueError(
             f"{on_disk[0]!r} has entries on disk: give the session a folder for them, disk=FOLDER"
         )
+    from popxl._storage.disk_queue import DiskQueue
+
     return DiskQueue.open_shared(disk, jax.process_index())
 
 

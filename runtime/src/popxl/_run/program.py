@@ -26,7 +26,6 @@ import popdist
 from popxl._analysis.effects import Effects, program_effects
 from popxl._compile.executable_cache import SegmentCache
 from popxl._compile.platforms import get_platform
-from popxl._compile.segment_function import lower_segment
 from popxl._devices.mesh import (
     copy_array,
     create_per_replica_sharding,
@@ -45,8 +44,6 @@ from popxl._schedule.lookahead import FetchedScalars, lookahead_events
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import ProgramContext, Segment, argument_specs, result_specs
 from popxl._storage.buffer_storage import BufferStorage
-from popxl._storage.disk_queue import DiskQueue
-from popxl._storage.prefetch import PrefetchMover
 from popxl._storage.replica_arrays import put_array, put_async
 from popxl._storage.shared_memory_mover import InFlightArrays, SharedMemoryMover
 from popxl.errors import poplar_application_runtime_error
@@ -55,6 +52,8 @@ if TYPE_CHECKING:
     from popxl._ir.op import Op
     from popxl._schedule.schedule import Register, Routine, Schedule
     from popxl._schedule.schedule_walk import Observer
+    from popxl._storage.disk_queue import DiskQueue
+    from popxl._storage.prefetch import PrefetchMover
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -256,6 +255,8 @@ class Program:
         segment = segments[name]
         if stage == "hlo":
             return str(self.executables[segment].as_text())
+        from popxl._compile.segment_function import lower_segment
+
         return str(lower_segment(segment, self.mesh, self.specs_of(segment)[0]).as_text())
 
     # ---- running --------------------------------------------------------------------------------

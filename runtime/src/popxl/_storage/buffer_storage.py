@@ -17,7 +17,6 @@ import numpy as np
 
 from popxl._devices.mesh import copy_array, create_per_replica_sharding, global_shape
 from popxl._schedule.schedule import Load, Store
-from popxl._storage.disk_queue import DiskQueue, EntryFile
 from popxl._storage.entry_memory import EntryMemory
 from popxl._storage.replica_arrays import put_array, put_variable
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
 
     from popxl._schedule.schedule import Index
+    from popxl._storage.disk_queue import DiskQueue, EntryFile
     from popxl.remote_buffer import RemoteBuffer
     from popxl.tensor import Variable
 
@@ -68,6 +68,8 @@ class BufferStorage:
     def _create_file(self, disk_queue: DiskQueue | None) -> EntryFile | None:
         if disk_queue is None or not self._disk_indices:
             return None
+        from popxl._storage.disk_queue import EntryFile
+
         dtype = self.buffer.tensor_dtype.as_jax()
         memory = EntryMemory(
             self._shape,

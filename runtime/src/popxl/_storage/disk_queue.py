@@ -29,6 +29,12 @@ from popxl._devices import forks
 from popxl._devices.cpu import BufferPool
 from popxl._ir.debug_flags import STEPWISE, is_debug_flag_set
 from popxl._schedule.schedule import Load, Run, Store
+from popxl._storage.disk_window import (
+    DISK_WINDOW,
+    READ_AHEAD_BYTES,
+    WRITE_BEHIND_BYTES,
+    fits_byte_window,
+)
 from popxl._storage.scratch_files import ScratchFolder, padded_bytes, request_offsets
 
 if TYPE_CHECKING:
@@ -37,24 +43,8 @@ if TYPE_CHECKING:
     from popxl._storage.entry_memory import EntryMemory
     from popxl.remote_buffer import RemoteBuffer
 
-DISK_WINDOW = 2**28
-"""Bytes of each of the four windows of a folder: read ahead, waiting to be written, and the blocks
-and the arrays that are kept to be used again."""
-
-READ_AHEAD_BYTES = DISK_WINDOW
-"""Bytes that are read ahead of their loads."""
-
-WRITE_BEHIND_BYTES = DISK_WINDOW
-"""Bytes of stored entries that may wait for the disk, or one; a store waits until it is among
-them."""
-
 _MAX_LOOKAHEAD = 256  # events
 _MAX_PENDING_READS = 64  # pending and finished reads; with more, the look-ahead pauses
-
-
-def fits_byte_window(used: int, nbytes: int, window: int) -> bool:
-    """True if a byte window for transfers has room for another item; an empty one takes any."""
-    return not used or used + nbytes <= window
 
 
 class DiskEntries(Protocol):

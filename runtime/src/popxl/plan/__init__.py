@@ -21,9 +21,10 @@ from popxl.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from popxl._devices.mesh import MEMORY_FRACTION as MEMORY_FRACTION
-    from popxl._storage.disk_queue import DISK_WINDOW as DISK_WINDOW
+    from popxl._storage.disk_window import DISK_WINDOW as DISK_WINDOW
     from popxl._storage.replica_arrays import variable_shards as variable_shards
     from popxl.context import part as part
+    from popxl.plan.gc_pause import gc_disabled as gc_disabled
     from popxl.plan.placement import MARGIN as MARGIN
     from popxl.plan.placement import AllHostSimulation as AllHostSimulation
     from popxl.plan.placement import PlacedKind as PlacedKind
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from popxl.plan.plan import memory_use as memory_use
     from popxl.plan.plan import plan_of as plan_of
     from popxl.plan.plan import plan_of_program as plan_of_program
-    from popxl.plan.plan import storage_of as storage_of
     from popxl.plan.plan import trace_program as trace_program
     from popxl.plan.rates import Rates as Rates
     from popxl.plan.records import Collective as Collective
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from popxl.plan.records import Storage as Storage
     from popxl.plan.resources import device_memory as device_memory
     from popxl.plan.resources import scratch_file as scratch_file
+    from popxl.plan.storage import storage_of as storage_of
     from popxl.plan.timeline import ExposedTime as ExposedTime
     from popxl.plan.timeline import Timeline as Timeline
-    from popxl.plan.timeline import gc_disabled as gc_disabled
     from popxl.plan.timeline import timeline as timeline
 else:
     lazy_exports(__name__)

@@ -1,13 +1,12 @@
-"""Plan of a program from its Ir: tracing, totals and permanent storage."""
+"""Plan of a program from its Ir: tracing and totals."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
-from popxl._analysis.effects import program_effects
 from popxl._run.program import Program, make_program_context
 from popxl._schedule.lookahead import default_prefetch_window
 from popxl._schedule.schedule import Run, Schedule
@@ -17,14 +16,16 @@ from popxl.ir import Ir
 from popxl.plan.cost_memo import costs_of_segments
 from popxl.plan.cost_walk import CostWalk
 from popxl.plan.events import events_of_run
+from popxl.plan.gc_pause import gc_disabled
 from popxl.plan.loop_extrapolation import truncate_loops
-from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
 from popxl.plan.segment_cost import SegmentCost
-from popxl.plan.time_estimate import StagedTimeEstimate
-from popxl.plan.timeline import Timeline, gc_disabled, timeline
-from popxl.remote_buffer import RemoteBuffer
-from popxl.streams import Stream
+from popxl.plan.storage import storage_of
+
+if TYPE_CHECKING:
+    from popxl.plan.rates import Rates
+    from popxl.plan.time_estimate import StagedTimeEstimate
+    from popxl.plan.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class TracedProgram:
         for known in self._estimates:
             if known.rates == rates:
                 return known.copy(window)
+        from popxl.plan.time_estimate import StagedTimeEstimate
+
         estimate = StagedTimeEstimate.from_schedule(
             self.schedule, self.segment_costs, rates, window
         )
@@ -93,6 +96,8 @@ class TracedProgram:
         Args:
             window: bytes that loads may be ahead; default: the program's.
         """
+        from popxl.plan.timeline import timeline
+
         window = self.ir.load_window if window is None else window
         return timeline(self.schedule, rates, self.segment_costs, window, self.temporaries)
 
@@ -161,47 +166,3 @@ def _compiled_temporaries(program: Program) -> Callable[[Segment], int]:
         return program.executables[segment].memory_analysis().temp_size_in_bytes
 
     return temporary_bytes
-
-
-def storage_of(ir: Ir) -> Storage:
-    """Returns the bytes that the program of `ir` stores permanently, without tracing it."""
-    effects = program_effects(ir)
-    on_device = ir.main_graph._device_tensors
-    constants = {
-        c._content_key: c
-        for graph in ir._graphs
-        for c in graph.constants
-        if c._is_executable_argument
-    }
-    buffers = list(_used_buffers(ir))
-    resident = sum(_entry_bytes(b) * len(b.resident_entries) for b in buffers)
-    on_disk = sum(_entry_bytes(b) * len(b.on_disk_entries) for b in buffers)
-    return Storage(
-        variables=sum(
-            _array_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants.values())
-        )
-        + resident,
-        streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
-        remote=sum(_entry_bytes(b) * b.entries for b in buffers) - resident - on_disk,
-        disk=on_disk,
-        resident=resident,
-    )
-
-
-def _used_buffers(ir: Ir) -> Iterable[RemoteBuffer]:
-    """Yields the remote buffers that the program uses or that store variables."""
-    effects = program_effects(ir)
-    used = {*effects.reads, *effects.writes}
-    return (b for b in ir._buffers if b in used or b._variables)
-
-
-def _entry_bytes(buffer: RemoteBuffer) -> int:
-    return _array_bytes(buffer.tensor_shape, buffer.tensor_dtype.itemsize)
-
-
-def _stream_bytes(streams: Iterable[Stream]) -> int:
-    return sum(_array_bytes(s.shape, s.dtype.itemsize) for s in streams)
-
-
-def _array_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    return math.prod(shape) * itemsize

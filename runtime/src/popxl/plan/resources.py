@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from popxl._devices.mesh import replica_mesh
-from popxl._storage.scratch_files import ScratchFile, ScratchFolder, padded_bytes
+
+if TYPE_CHECKING:
+    from popxl._storage.scratch_files import ScratchFile
 
 
 def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
@@ -42,6 +45,8 @@ def scratch_file(
     Raises:
         DiskError: the folder is in use, or the disk is full.
     """
+    from popxl._storage.scratch_files import ScratchFolder, padded_bytes
+
     scratch = ScratchFolder.open_shared(folder)
     file = scratch.create_file(count * padded_bytes(nbytes))
     try:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, get_args
 
 from popxl._schedule.lookahead import default_prefetch_window
 from popxl._schedule.schedule import Schedule
 from popxl._schedule.segment import Segment
+from popxl.plan.gc_pause import gc_disabled
 from popxl.plan.loop_extrapolation import measure_extrapolated
 from popxl.plan.rates import Rates
 from popxl.plan.segment_cost import SegmentCost, trace_cost
@@ -162,18 +161,6 @@ def timeline(
 
     short, long, times = measure_extrapolated(schedule, simulate_schedule, _FIRST, STREAMS)
     return long.extrapolate(short, times)
-
-
-@contextmanager
-def gc_disabled() -> Iterator[None]:
-    """Context without garbage collection, which would take a third of a simulation's time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _timeline_of_device(device: SimulatedDevice, window: int) -> Timeline:
