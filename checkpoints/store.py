@@ -84,7 +84,7 @@ class CheckpointStore:
         self._directory = Path(directory)
         self._to_keep = to_keep
         self._channel = f"checkpoint/{self._directory.name}"
-        self._shard_bytes = shard_bytes
+        self.shard_bytes = shard_bytes
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._damaged: set[Path] = set()
@@ -295,11 +295,11 @@ class CheckpointStore:
             single process has only records, and several processes have only record files.
         """
         if popdist.getNumInstances() == 1:
-            return write_tensors(folder, "tensors-", tensors, self._shard_bytes), {}
+            return write_tensors(folder, "tensors-", tensors, self.shard_bytes), {}
         prefix = f"tensors-{popdist.getInstanceIndex():05d}"
 
         def write() -> list[str]:
-            records = write_tensors(folder, f"{prefix}-", tensors, self._shard_bytes)
+            records = write_tensors(folder, f"{prefix}-", tensors, self.shard_bytes)
             return [f"{prefix}.json", write_records(folder / f"{prefix}.json", records)]
 
         return {}, dict(run_on_all_processes(write, self._channel))

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from checkpoints import CheckpointError, CheckpointStore
+import popdist
+from checkpoints import CheckpointError
 from checkpoints.collective_io import run_on_first_process
 from checkpoints.lazy_arrays import Arrays
-from checkpoints.store import SHARD_BYTES, SaveResult
 from config.sections import RunConfig
 from data.loader import Loader
 from data.tokenizer import Tokenizer, save_tokenizer
@@ -21,19 +21,25 @@ from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import dump_yaml
 from modelling.model_family import get_family
 from modelling.weights import total_nbytes
+from planning.hardware.memory_check import host_memory
 from run.best_checkpoint import NO_BASE, BestCheckpoint
-from run.checkpoint_mirror import CheckpointMirror
-from run.export_extras import base_generation_config
 from run.model_weights import MODEL
 from run.skipped_steps import SkippedSteps
 from sessions.training import TrainingSession
 from terminal.screen import is_first_process, say
 
+if TYPE_CHECKING:
+    from checkpoints.store import CheckpointStore, SaveResult
+    from run.checkpoint_mirror import CheckpointMirror
+
 MAX_FAILURES = 2
 """Consecutive failed saves that a run survives: one, and the retry with a later state."""
 
+MAX_COPY = 0.8
+"""Largest share of the free host memory for the copy of the state that a background save writes."""
+
 DISK_SHARD_BYTES = 2**27
-"""Size of a safetensors file when the training state is on disk, as memory cannot hold it."""
+"""Size of a safetensors file when memory cannot hold the training state, or no copy of it."""
 
 
 class CheckpointManager:
@@ -64,11 +70,13 @@ class CheckpointManager:
         self._tokenizer, self._base, self._has_warned = tokenizer, base, False
         settings = config.checkpoint
         on_disk = config.execution.disk is not None
-        shard_bytes = DISK_SHARD_BYTES if on_disk else SHARD_BYTES
-        self._store = (
-            CheckpointStore(settings.save, settings.to_keep, shard_bytes) if settings.save else None
-        )
-        self._in_background = not on_disk  # needs memory for a second copy of the state
+        self._store: CheckpointStore | None = None
+        if settings.save:
+            from checkpoints.store import SHARD_BYTES, CheckpointStore
+
+            shard_bytes = DISK_SHARD_BYTES if on_disk else SHARD_BYTES
+            self._store = CheckpointStore(settings.save, settings.to_keep, shard_bytes)
+        self._in_background = not on_disk
         self._saved_step = initial_step  # the last step that is known to be on disk
         self._pending_step: int | None = None  # the step that is being written
         self._failures = 0  # consecutive saves that could not be written
@@ -101,7 +109,7 @@ class CheckpointManager:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Save a checkpoint, in the background unless the state is larger than host memory.
+        """Save a checkpoint, in the background if the host's memory has room for a copy.
 
         A failed save does not end the run: it is retried once with the state of that moment, and
         then at the next step that is due.
@@ -166,12 +174,31 @@ class CheckpointManager:
         texts = {CONFIG: dump_yaml(self._config.to_dict())}
         self._prepare_folder(step, tensors)
         self._nbytes = total_nbytes(tensors)
+        wait = wait or not self._has_room_for_copy()
         self._store.save(step, tensors, self._metadata(), wait, texts)
         if wait:
             self._saved_step, self._failures = step, 0
             say(f"saved step {step} in {self._config.checkpoint.save}")
         else:
             self._pending_step = step
+
+    def _has_room_for_copy(self) -> bool:
+        """True if all processes have memory for a copy of what they save; collective.
+
+        On machines whose devices share the host's memory, the copy is beside the state itself.
+        """
+        assert self._store is not None
+        free, copied = host_memory(), self._nbytes / popdist.getNumInstances()
+        has_room = free is None or copied <= MAX_COPY * free
+        if all(popdist.all_gather_object(has_room)):
+            return True
+        if self._in_background:
+            self._in_background, self._store.shard_bytes = False, DISK_SHARD_BYTES
+            say(
+                f"the host's free memory has no room for a copy of {format_bytes(self._nbytes)}: "
+                "training waits until a step is saved"
+            )
+        return False
 
     def _await_pending_save(self) -> None:
         """Wait for the background save to end, and handle its error if it failed."""
@@ -245,6 +272,8 @@ class CheckpointManager:
         """
         if self._tokenizer is None:
             return
+        from run.export_extras import base_generation_config
+
         try:
             save_tokenizer(self._tokenizer, folder, base_generation_config(self._config))
         except Exception as error:  # libraries raise plain exceptions

@@ -235,3 +235,20 @@ def test_room_for_a_step_is_looked_for_before_it_is_written(tmp_path, monkeypatc
         found.on_train_begin()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=12_000))
     found.on_train_begin()
+
+
+@pytest.mark.parametrize(("free", "waits"), [(4000, True), (4000 / 0.8, False), (None, False)])
+def test_a_save_without_room_for_a_copy_is_written_before_training_goes_on(
+    free, waits, tmp_path, monkeypatch, capsys
+):
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path), minutes=None)
+    monkeypatch.setattr("run.checkpoint_manager.host_memory", lambda: free)
+    with found:
+        for step in (1, 2):
+            found.save(step)
+            assert (found._pending_step is None) is waits
+            if waits:
+                assert CheckpointStore(tmp_path).steps()[-1] == step
+    text = "the host's free memory has no room for a copy of 4.00 kB: training waits"
+    assert capsys.readouterr().err.count(text) == waits
+    assert CheckpointStore(tmp_path).steps() == [1, 2]

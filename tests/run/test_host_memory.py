@@ -23,8 +23,9 @@ import numpy as np
 from terminal.command_line import read_command_line
 from tests.modelling.sessions import fine_tuning
 from modelling.model_family import get_family
-from checkpoints import CheckpointStore
+from checkpoints.store import SHARD_BYTES, CheckpointStore
 from huggingface.model_folders import write_hf_directory
+from run.checkpoint_manager import DISK_SHARD_BYTES
 from run.resume import resolve_initial_state
 
 folder, flags = Path(sys.argv[1]), sys.argv[2:]
@@ -49,8 +50,8 @@ def start_from(load):
     model.write(resolve_initial_state(replace(config, checkpoint=checkpoint), table).tensors)
     model.__enter__()
 
-def save(name, wait):
-    with CheckpointStore(folder / name) as store:
+def save(name, wait, shard_bytes=SHARD_BYTES):
+    with CheckpointStore(folder / name, shard_bytes=shard_bytes) as store:
         store.save(1, model.tensors(), {}, wait)
 
 model = fine_tuning(config)
@@ -59,6 +60,7 @@ state = 4 * 4 * sum(math.prod(w.shape) for w in table.weights)
 found = {"random weights": peak_of(lambda: start_from(None)) / state}
 model.run([family.sample_format.make_random_samples(config, 8, None).take(np.arange(8))], [1e-3], 0)
 found["saving at once"] = peak_of(lambda: save("run", True)) / state
+found["saving in small files"] = peak_of(lambda: save("small", True, DISK_SHARD_BYTES)) / state
 found["saving in the background"] = peak_of(lambda: save("again", False)) / state
 write_hf_directory(folder / "hf", model.tensors(optimizer=False), family.to_config_json(config))
 model.__exit__(None, None, None)
@@ -87,6 +89,7 @@ def test_peaks_of_host_memory(tmp_path):
     # written whole.
     assert found.pop("saving in the background") < 0.95
     assert found.pop("saving at once") < 0.95
+    assert found.pop("saving in small files") < 0.6
     assert found.keys() == {"random weights", "run", "hf"}
     for source, peak in found.items():
         # Moments and gradients that are zero take no pages of the host before they are written.
