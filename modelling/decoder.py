@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from config.sections import RunConfig
-from modelling.layers import Embeddings, ExpertGroup, ExpertUsage, HeadLoss, Module
+from modelling.layers import Embeddings, HeadLoss, Module
 from modelling.layers.module import collect_file_names, collect_mappings
 from modelling.layers.run_config import use_run_config
 from modelling.weights import EXPERT_GROUP, WeightMap, WeightMapping
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.weight_map import EMBEDDINGS as EMBEDDINGS
+
+if TYPE_CHECKING:
+    from modelling.layers import ExpertGroup, ExpertUsage
 
 HEAD = "head"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import popxl_addons as addons
 from config.sections import RunConfig
-from popxl.ops.fp8_e4m3_e5m2 import ScaleRule
-from popxl_addons.fp8 import Recipe
+
+if TYPE_CHECKING:
+    from popxl_addons.fp8 import Recipe
 
 
 def make_fp8_recipe(config: RunConfig) -> Recipe | None:
@@ -15,6 +17,8 @@ def make_fp8_recipe(config: RunConfig) -> Recipe | None:
     fp8 = config.fp8
     if not fp8.enabled:
         return None
+    from popxl.ops.fp8_e4m3_e5m2 import ScaleRule
+
     rule = ScaleRule(fp8.margin, fp8.power_of_2_scales)
     if fp8.recipe == "current":
         return addons.CurrentScaling(fp8.format, rule)

@@ -37,10 +37,12 @@ def _make_update_module(
     optimizer: Optimizer, rank: int, matrix_layout: Callable[[], MatrixLayout]
 ) -> tuple[type[Module], dict[str, Any]]:
     import popxl
-    from popxl_addons.optimizers import Adam8bitOptimizerStep, AdamOptimizerStep
+    from popxl_addons.optimizers import AdamOptimizerStep
 
     kwargs = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "eps": optimizer.eps}
     if _is_8bit(optimizer, rank):
+        from popxl_addons.optimizers import Adam8bitOptimizerStep
+
         return Adam8bitOptimizerStep, {**kwargs, "axis": matrix_layout().unsharded_axis}
     first, second = (popxl.dtype.from_name(slot.dtype) for slot in _state_slots(optimizer, rank))
     return AdamOptimizerStep, {**kwargs, "first_order_dtype": first, "second_order_dtype": second}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from modelling.layers.chunk_loop import ChunkLoop, LossChunkLoop
 from modelling.layers.module import Module
-from modelling.objectives import Contrastive
 from popxl import Tensor
+
+if TYPE_CHECKING:
+    from modelling.objectives import Contrastive
 
 MAX_SCORE_BYTES = 2**30
 """Limit on the scores that a replica computes at a time."""

@@ -7,16 +7,18 @@ one token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import popxl
 from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.attention import packed_qk_ids
 from modelling.layers.dropout import Dropout
 from modelling.layers.residual import add_residual
-from modelling.layers.rotary import RopeTables, packed_rope_tables
 from modelling.layers.run_config import current_run_config
 from popxl import Tensor, ops
-from popxl_addons.ops.routing import count_expert_usage
+
+if TYPE_CHECKING:
+    from modelling.layers.rotary import RopeTables
 
 
 class BlockContext:
@@ -80,6 +82,8 @@ class BlockContext:
             make_tables: returns the tables of positions 0, 1, ..., for a number of positions.
             length: tokens of a sample.
         """
+        from modelling.layers.rotary import packed_rope_tables  # not all families have rotations
+
         return packed_rope_tables(make_tables(length), self._segment_starts)
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
@@ -105,6 +109,8 @@ class BlockContext:
     def count_experts(self, topk_experts: Tensor, probabilities: Tensor) -> None:
         """Adds this block's expert usage to the total; arguments as for `count_expert_usage`."""
         if self.expert_usage is not None:
+            from popxl_addons.ops.routing import count_expert_usage
+
             assert self._segment_ids is not None
             token_mask = self._layout.transpose_if_sequence_first(self._segment_ids)
             usage = count_expert_usage(topk_experts, probabilities, token_mask)

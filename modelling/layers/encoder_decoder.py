@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from data.preference_samples import answers_per_example
 from modelling.layers.attention import transpose_heads
@@ -14,9 +15,11 @@ from modelling.layers.linear import FusedLinear
 from modelling.layers.module import Module
 from modelling.layers.multi_head_attention import MultiHeadAttention
 from modelling.layers.packing import Packing
-from modelling.layers.rotary import RopeTables, gather_rope_tables
 from modelling.layers.run_config import current_run_config
 from popxl import Tensor
+
+if TYPE_CHECKING:
+    from modelling.layers.rotary import RopeTables
 
 PaddingMask = tuple[Sequence[Tensor], Tensor | None]
 """Biases of the scores, and the number of keys of each sample; padding is masked by one of them."""
@@ -81,6 +84,8 @@ class EncoderContext(StackContext):
         tables = make_tables(length)
         if self._packing.examples_per_sample == 1:
             return tables
+        from modelling.layers.rotary import gather_rope_tables
+
         return gather_rope_tables(tables, self._packing.position_ids(self._mask))
 
     def padding_mask(self, takes_lengths: bool) -> PaddingMask:

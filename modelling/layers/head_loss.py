@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from modelling.layers.dropout import NO_DROPOUT, Dropout
-from modelling.layers.experts import ExpertUsage
 from modelling.layers.module import Module
 from modelling.objectives import LOSS_WEIGHT, make_objective
 from popxl import Tensor
+
+if TYPE_CHECKING:
+    from modelling.layers.experts import ExpertUsage
 
 LOSS_STATS, EXPERT_USAGE = "loss_stats", "expert_usage"
 """Outputs besides the loss: the statistics that it is a function of, and the usage of experts."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from data.token_outputs import TEACHER_STATES
 from modelling.fp8 import fp8_head_context
 from modelling.layers.chunk_loop import ChunkLoop, LossChunkLoop
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
-from modelling.layers.experts import ExpertUsage
 from modelling.layers.head_loss import HeadLoss
 from modelling.layers.lm_head import Bias, LMHead
 from modelling.layers.module import Module
-from modelling.objectives import TEACHER_LOGITS, FullDistillation, TeacherStates
 from popxl import Tensor
+
+if TYPE_CHECKING:
+    from modelling.layers.experts import ExpertUsage
+    from modelling.objectives import TeacherStates
 
 TEACHER = "teacher"
 """Name of the module in a student's output layer that is its teacher's."""
@@ -62,6 +64,8 @@ class LMHeadLoss(HeadLoss):
 
     def hold_teacher(self, teacher: LMHeadLoss, states: TeacherStates) -> None:
         """Adds a teacher's output layer, which makes logits of its hidden states."""
+        from modelling.objectives import FullDistillation
+
         assert isinstance(self.objective, FullDistillation), "nothing else reads a teacher's logits"
         self.objective.states, self.teacher = states, teacher
 
@@ -99,6 +103,9 @@ class LMHeadLoss(HeadLoss):
         names = [*self.objective.token_inputs]
         by_name = dict(zip(names, inputs, strict=False))
         if self.teacher is not None:
+            from data.token_outputs import TEACHER_STATES
+            from modelling.objectives import TEACHER_LOGITS
+
             states = self.layout.transpose_if_sequence_first(by_name.pop(TEACHER_STATES))
             by_name[TEACHER_LOGITS] = self.teacher.lm_head.compute_logits(
                 states, *inputs[len(names) :]

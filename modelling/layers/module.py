@@ -18,7 +18,6 @@ import popxl_addons as addons
 from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.parallel import ParallelGroups
 from modelling.layers.run_config import current_run_config
-from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize_weight, quantized_shapes
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.weight_mapping import Weight, WeightMapping
 from popxl import ReplicaGrouping, Tensor, ops
@@ -179,6 +178,13 @@ class Module(addons.Module):
         if quant is None:
             dtype = popxl.float32 if mapping.is_adapter else self.dtype
             return self.add_parameter(mapping.path, shape, dtype, grouping)
+        from modelling.quantization import (
+            QUANT_DTYPES,
+            QUANT_FIELDS,
+            dequantize_weight,
+            quantized_shapes,
+        )
+
         shapes = quantized_shapes((shape[0], shape[1]), quant, mapping.input_axis)
         fields = [
             self.add_parameter(f"{mapping.path}.{field}", s, d, grouping)

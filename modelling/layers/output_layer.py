@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from data.pooling import POOLED_IDS
 from modelling.layers.dropout import NO_DROPOUT, Dropout
-from modelling.layers.experts import ExpertUsage
 from modelling.layers.head_loss import HeadLoss
 from modelling.layers.lm_head_loss import LMHeadLoss
 from modelling.layers.module import Module, cast_if_needed, parameter
-from modelling.layers.pooling import pool_sequences
 from modelling.layers.run_config import current_run_config
-from modelling.objectives.pooled import PooledObjective
 from popxl import Tensor, float32
+
+if TYPE_CHECKING:
+    from modelling.layers.experts import ExpertUsage
 
 
 class ReplicatedLinear(Module):
@@ -69,6 +68,10 @@ class PooledHeadLoss(HeadLoss):
 
     def loss_stats(self, features: Tensor, token_inputs: Mapping[str, Tensor]) -> Tensor:
         """Pools the features of each sequence and applies the head."""
+        from data.pooling import POOLED_IDS
+        from modelling.layers.pooling import pool_sequences
+        from modelling.objectives.pooled import PooledObjective
+
         assert isinstance(self.objective, PooledObjective)
         count = self.objective.sequences_per_sample
         vectors = pool_sequences(features, token_inputs[POOLED_IDS], count, self.layout)

@@ -6,7 +6,6 @@ import numpy as np
 
 import popxl
 from popxl import Tensor
-from popxl_addons.ops import saturate
 
 FLOAT16_LIMIT = float(np.finfo(np.float16).max) - 1000
 
@@ -21,4 +20,6 @@ def add_residual(x: Tensor, y: Tensor) -> Tensor:
     total = x + y
     if total.dtype != popxl.float16:
         return total
+    from popxl_addons.ops import saturate
+
     return saturate(total, limit=FLOAT16_LIMIT)

@@ -37,6 +37,7 @@ class Contrastive(PooledObjective):
     """
 
     sequence_inputs = {}  # noqa: RUF012
+    is_of_batch = True
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)

@@ -43,6 +43,7 @@ class Objective(ABC):
         returns_stats: True if the statistics go to the host, for `metric_sums`.
         sums_token_losses: True if the statistics are a scalar, the loss.
         has_token_stats: True if the statistics are values of each token, not sums over tokens.
+        is_of_batch: True if the loss is a function of the vectors of the whole global batch.
         reads_logits: False if the statistics are of the hidden states before the LM head.
     """
 
@@ -52,6 +53,7 @@ class Objective(ABC):
     returns_stats: ClassVar[bool] = False
     sums_token_losses: ClassVar[bool] = False
     has_token_stats: ClassVar[bool] = False
+    is_of_batch: ClassVar[bool] = False
     reads_logits: ClassVar[bool] = True
 
     def input_specs(self, labels: TensorSpec) -> dict[str, TensorSpec]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +21,11 @@ from modelling.layers.head_loss import HeadLoss
 from modelling.layers.lm_head_loss import TEACHER, LMHeadLoss
 from modelling.layers.module import collect_mappings
 from modelling.layers.run_config import use_run_config
-from modelling.objectives import TeacherStates
 from modelling.weights import WeightMap, WeightMapping
 from popxl_addons.array_munging import pad_axis
+
+if TYPE_CHECKING:
+    from modelling.objectives import TeacherStates
 
 HEAD, USED_MODULES = "head", ("lm_head", "tokens")
 """The phase with the head; the modules of an output layer that make logits."""
@@ -112,6 +115,8 @@ class HeldTeacher:
     @property
     def states(self) -> TeacherStates:
         """The teacher's hidden states, in the dtype of its activations."""
+        from modelling.objectives import TeacherStates
+
         model = self.config.model
         dtype = popxl.dtype.from_name(model.precision)
         return TeacherStates(model.hidden_size, dtype, model.output_vocab_size)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import popxl
 from modelling.layers import HeadLoss
-from modelling.layers.batch_loss import BatchLoss
 from modelling.layers.output_layer import PooledHeadLoss, as_lm_head
-from modelling.objectives import Contrastive
-from modelling.phases.batch_loss_phase import (
-    BatchLossPhase,
-    SequenceVectorLayer,
-    VectorBuffers,
-    VectorPhase,
-)
 from modelling.phases.buffers import InputBuffers, LayerIO
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhaseRun
 from modelling.phases.settings import PhaseSettings
+
+if TYPE_CHECKING:
+    from modelling.phases.batch_loss_phase import BatchLossPhase
 
 
 def set_objective(head: HeadLoss, settings: PhaseSettings) -> None:
@@ -47,10 +43,20 @@ def build_loss_phases(
         shared: variables of the head that other phases own.
     """
     objective = head.objective
-    if not isinstance(objective, Contrastive):
+    if not objective.is_of_batch:
         head_inputs = {**activations, **inputs.layer_ios(objective.input_names)}
         return PhaseRun(LossPhase(name, head, head_inputs, settings, shared), range(1)), None
+    from modelling.layers.batch_loss import BatchLoss
+    from modelling.objectives import Contrastive
+    from modelling.phases.batch_loss_phase import (
+        BatchLossPhase,
+        SequenceVectorLayer,
+        VectorBuffers,
+        VectorPhase,
+    )
+
     assert isinstance(head, PooledHeadLoss)
+    assert isinstance(objective, Contrastive)
     x = activations["x"]
     sequences = settings.config.execution.micro_batch_size * objective.sequences_per_sample
     spec = popxl.TensorSpec((sequences, x.spec.shape[-1]), popxl.float32)

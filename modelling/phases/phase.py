@@ -6,14 +6,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import popxl
 import popxl_addons as addons
 from modelling.layers.layer_wrapper import PositionalInputs, layer_class_name
 from modelling.phases.buffers import LayerIO
 from modelling.phases.fp8_state import FP8State
-from modelling.phases.gradient_sums import GradientSums
 from modelling.phases.phase_optimizer import PhaseOptimizer, weighted_sum_of_squares
 from modelling.phases.phase_variables import PhaseVariables
 from modelling.phases.settings import PhaseSettings
@@ -27,6 +26,9 @@ from popxl_addons.transforms.batch_serialisation import (
     batch_serialise_fwd_and_grad,
 )
 from popxl_addons.variable_factory import NamedVariableFactories
+
+if TYPE_CHECKING:
+    from modelling.phases.gradient_sums import GradientSums
 
 _SEED = "seed"  # name of the seed among the arguments of a gradient graph
 
@@ -488,6 +490,8 @@ class Phase:
 
         A gradient that is not sharded, and to which no other phase adds, uses its own buffer.
         """
+        from modelling.phases.gradient_sums import GradientSums
+
         reusable, dtype = {}, self._settings.gradient_dtype
         for name in self.trainable:
             if name not in self._owner_of and name not in self._borrowers:

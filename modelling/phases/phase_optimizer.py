@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import popxl
 import popxl_addons as addons
-from modelling.phases.master_weights import with_master_weight
 from modelling.phases.phase_variables import PhaseVariables, label_buffers
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import UpdateInputs
 from popxl import ops
-from popxl_addons.optimizers.adafactor import MatrixLayout
 from popxl_addons.remote import NamedRemoteBuffers, named_variable_buffers
 from popxl_addons.variable_factory import NamedVariableFactories
+
+if TYPE_CHECKING:
+    from popxl_addons.optimizers.adafactor import MatrixLayout
 
 _VARIABLE = ""  # key of the variable itself, next to the names of its state
 _SCALAR = popxl.TensorSpec((), popxl.float32)
@@ -123,7 +125,11 @@ def _build_update_graph(
     rank = len(factory.shape_on_replica)
     master = None if spec.dtype == popxl.float32 else settings.config.master_weight_slot
     step, kwargs = optimizer.registry_entry.build_step(optimizer, rank, matrix_layout)
-    module = step() if master is None else with_master_weight(step, master)()
+    if master is not None:
+        from modelling.phases.master_weights import with_master_weight
+
+        step = with_master_weight(step, master)
+    module = step()
     clipping = {}
     if optimizer.gradient_clipping is not None:
         clipping = {"global_norm": _SCALAR, "global_norm_max": optimizer.gradient_clipping}

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import popxl
-from modelling.phases.batch_loss_phase import BatchLossPhase
 from modelling.phases.buffers import InputBuffers, loop_over_layers
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.step_inputs import StepInputs, UpdateInputs
-from modelling.phases.streamed_experts import StreamedExperts
+
+if TYPE_CHECKING:
+    from modelling.phases.batch_loss_phase import BatchLossPhase
+    from modelling.phases.streamed_experts import StreamedExperts
 
 
 def _no_op() -> None:
@@ -99,11 +102,13 @@ class PhasePlan:
             for phase in self.phases:
                 phase.zero_shared_grads()
         zero, row = popxl.constant(0.0, popxl.float32), popxl.constant(0, popxl.int32)
-        head, order = self.head, self.order
-        if isinstance(head, BatchLossPhase):
-            sum_squares = head.backward()
+        order = self.order
+        if self.batch_loss is not None:
+            sum_squares = self.batch_loss.backward()
         else:
-            sum_squares, order = head.backward(row, step, zero), order[:-1]
+            head, order = order[-1].phase, order[:-1]
+            assert isinstance(head, LossPhase)
+            sum_squares = head.backward(row, step, zero)
         for phase_run in order[::-1]:
             if all(phase.bwd is None for phase in phase_run.phases):
                 continue

@@ -15,7 +15,6 @@ import popxl
 import popxl_addons as addons
 from config.model import QuantConfig
 from modelling.phases.settings import PhaseSettings
-from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize_weight, quantized_shapes
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
@@ -47,6 +46,8 @@ def quantize_factories(
         if quant is None:
             stored[name] = factory
             continue
+        from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, quantized_shapes
+
         axis = settings.weight_mapping(phase, name).input_axis
         quantized[name] = DequantSpec(factory.dtype, axis)
         shapes = quantized_shapes(factory.shape_on_replica, quant, axis)  # type: ignore[arg-type]
@@ -61,6 +62,10 @@ def dequantize_variables(
     stored: addons.NamedTensors, quantized: Mapping[str, DequantSpec], quant: QuantConfig
 ) -> addons.NamedTensors:
     """Dequantize the stored tensors that `quantized` names; return the others unchanged."""
+    if not quantized:
+        return stored
+    from modelling.quantization import QUANT_FIELDS, dequantize_weight
+
     tensors = stored.to_dict()
     for name, (dtype, axis) in quantized.items():
         if f"{name}.{QUANT_FIELDS[0]}" in tensors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import popxl
 from config.model import QuantConfig
@@ -15,8 +16,9 @@ from modelling.phases.held_teacher import HeldTeacher
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.weight_map import format_missing_mapping
 from modelling.weights.weight_mapping import WeightsError, is_quantizable
-from popxl_addons.optimizers import state_8bit
-from popxl_addons.optimizers.adafactor import MatrixLayout
+
+if TYPE_CHECKING:
+    from popxl_addons.optimizers.adafactor import MatrixLayout
 
 ALL = "*"
 """Key of `PhaseSettings.saved_fractions` for all phases that it does not name."""
@@ -157,6 +159,8 @@ class PhaseSettings:
 
     def matrix_layout(self, phase: str, variable: str) -> MatrixLayout:
         """Layout of the matrices in a variable, for optimizers that update weights as matrices."""
+        from popxl_addons.optimizers.adafactor import MatrixLayout
+
         mapping = self.weight_mapping(phase, variable)
         size = None
         if mapping.axis is not None and mapping.is_sharded and not mapping.expert_parallel:
@@ -179,6 +183,8 @@ class PhaseSettings:
         if is_small or nelms % count:
             return 1
         if self.config.training.optimizer.is_8bit and len(shape) == 2:
+            from popxl_addons.optimizers import state_8bit
+
             axis = self.matrix_layout(phase, variable).unsharded_axis
             return count if state_8bit.QuantBlocks.along_axis(axis, shape, count) else 1
         return count

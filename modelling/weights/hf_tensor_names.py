@@ -15,7 +15,6 @@ import numpy as np
 
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from files.formatting import format_name
-from modelling.weights.mxfp4 import dequantize_tensors, dequantized_shapes
 from modelling.weights.weight_mapping import Weight, WeightsError, check_tensor_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -144,6 +143,8 @@ class HfTensorNames:
             ValueError: a weight is missing or unknown; on reading, a weight that the file has
                 under several names has several values.
         """
+        from modelling.weights.mxfp4 import dequantize_tensors
+
         tensors = dequantize_tensors(tensors)
         names = self._split_names(tensors)
         sources = self._file_names_by_weight(names, shapes)
@@ -187,6 +188,8 @@ class HfTensorNames:
         Raises:
             ValueError: as for `from_hf`, or a tensor has another shape.
         """
+        from modelling.weights.mxfp4 import dequantized_shapes
+
         file_shapes = dequantized_shapes(file_shapes)
         sources = self._file_names_by_weight(self._split_names(file_shapes), shapes)
         for name, fused in self.fused.items():

@@ -25,7 +25,6 @@ from config.model import QuantConfig
 from config.sections import RunConfig
 from config.values import split_names
 from files.formatting import format_name, format_names, format_path
-from modelling.quantization import fake_quantize
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
 from modelling.weights.weight_map import TrainableTokens, WeightMap
 from modelling.weights.weight_mapping import (
@@ -547,6 +546,8 @@ def merge_adapters(
     adapters, base = dict(_adapted_weights(weight_map)), weights
     names = dict.fromkeys(w.name for w in weight_map.without_adapters.weights)
     if quant is not None:
+        from modelling.quantization import fake_quantize
+
         quantized = [w.name for w in weight_map.filter_mappings(is_quantizable).weights]
         dequantized = ArraysView(
             weights, quantized, lambda name, weight: fake_quantize(weight, quant)

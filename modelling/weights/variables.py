@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
-from checkpoints.tensor_shards import ShardedTensor, ShardLayout, TensorShard
 from modelling.weights.weight_mapping import WeightMapping
 from popxl import Variable
 from popxl.session import VariableShard
+
+if TYPE_CHECKING:
+    from checkpoints.tensor_shards import ShardedTensor, ShardLayout, TensorShard
 
 OPTIMIZER_PREFIX = "optimizer"
 """Prefix of the names of optimizer state: `optimizer/first_order/<weight>`."""
@@ -80,6 +82,8 @@ class VariableLayout:
             start: index of the first element, in C order.
             size: number of elements.
         """
+        from checkpoints.tensor_shards import TensorShard
+
         if not self.variable:
             scalar = TensorShard((), (), (), (), 0, 1)
             yield from (WeightSlice(i, scalar, 0, (0, 1, 1, 1)) for i in range(len(self.shapes)))
@@ -212,6 +216,8 @@ class HfNamedTensors(LazyArrays):
             variable, dtype = source.variable, source.variable.dtype.as_numpy()
             shardings = source.shardings(self._shard_reader.shards_of(variable))
             for name, sharding in zip(source.tensor_names, shardings, strict=True):
+                from checkpoints.tensor_shards import ShardedTensor
+
                 read = partial(sharding.read_shard, variable, self._shard_reader.read)
                 yield ShardedTensor(name, dtype, sharding.layout, sharding.processes, read)
 

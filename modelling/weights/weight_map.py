@@ -15,12 +15,6 @@ import numpy as np
 
 from checkpoints.lazy_arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, STATE_SLOTS
-from modelling.quantization import (
-    QUANT_FIELDS,
-    QuantizedWeight,
-    QuantizedWeightCache,
-    quantize_weight,
-)
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.variables import (
     OPTIMIZER_PREFIX,
@@ -39,7 +33,6 @@ from modelling.weights.weight_mapping import (
 from popxl import Variable
 from popxl.session import LazyValue, VariableShard
 from popxl_addons import NamedTensors
-from popxl_addons.optimizers.state_8bit import split_weight
 
 Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 """Variables of a program by layer, or by phase for each of its layers: trees `fwd` (weights),
@@ -220,6 +213,8 @@ class WeightMap:
             for name in source.tensor_names:
                 check_tensor_present(name, tensors)
             if isinstance(source.variable, NamedTensors):
+                from modelling.quantization import QuantizedWeight
+
                 data = partial(self._quantized_data, source, tensors)
                 fields = QuantizedWeight(data, source.variable)
                 readers.update({v: partial(fields.pop_data, v) for v in fields.variables})
@@ -246,6 +241,8 @@ class WeightMap:
 
     def _quantized_data(self, source: VariableSource, tensors: Arrays) -> Sequence[np.ndarray]:
         """Host data of a quantized variable's fields; cached if the tensors support it."""
+        from modelling.quantization import QuantizedWeightCache, quantize_weight
+
         mapping, fields = source.mapping, source.variable
 
         def quantize_host_data(tensors: Arrays) -> Sequence[np.ndarray]:
@@ -265,6 +262,8 @@ class WeightMap:
         """Host data of a variable in its own dtype; a residual is computed by rounding."""
         data, dtype = self._host_data(source, tensors), source.variable.dtype.as_numpy()
         if source.residual_of_dtype is not None:
+            from popxl_addons.optimizers.state_8bit import split_weight
+
             wide, bits = data.astype(np.float32, copy=False), 8 * dtype.itemsize
             residual: np.ndarray = split_weight(wide, source.residual_of_dtype, bits)[1]
             return residual
@@ -384,7 +383,11 @@ def _weight_mapping_path(variable_name: str, mapped_paths: Collection[str]) -> s
     variable, _, field = variable_name.rpartition(".")
     if variable.endswith(".product") or variable == "product":
         return None
-    return variable if field in QUANT_FIELDS and variable in mapped_paths else variable_name
+    if variable not in mapped_paths:
+        return variable_name
+    from modelling.quantization import QUANT_FIELDS
+
+    return variable if field in QUANT_FIELDS else variable_name
 
 
 def _optimizer_state_variables(

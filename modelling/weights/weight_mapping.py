@@ -13,8 +13,6 @@ import numpy as np
 from checkpoints.lazy_arrays import Arrays
 from config.errors import UserError
 from popxl_addons.array_munging import pad_axis, shard
-from popxl_addons.optimizers.adafactor import MatrixLayout
-from popxl_addons.optimizers.state_8bit import scales_shape
 
 EMBEDDING = "tokens.weight"
 """Path of the embedding's variable."""
@@ -224,6 +222,8 @@ class WeightMapping:
 
     def block_scale_mapping(self, axis: int) -> WeightMapping:
         """Mapping of quantization scales of blocks along `axis` of the variable."""
+        from popxl_addons.optimizers.state_8bit import scales_shape
+
         weight_axis = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=scales_shape(w.shape, weight_axis)) for w in self.weights)
         return replace(self, weights=weights)
@@ -242,6 +242,8 @@ class WeightMapping:
     @property
     def unsharded_axis(self) -> int:
         """Matrix axis along which weights are neither sharded nor concatenated."""
+        from popxl_addons.optimizers.adafactor import MatrixLayout
+
         return MatrixLayout(len(self.weights), self.axis).unsharded_axis
 
     @property
