@@ -220,8 +220,9 @@ def _service_seconds() -> float:
 # ---- many hosts, on paper -----------------------------------------------------------------------
 def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
     """Measure the sharding tables that one of `hosts` hosts builds to save preset `xxl_pod64`."""
-    from checkpoints.manifest import FILE_NAME, Manifest
+    from checkpoints.manifest import Manifest
     from checkpoints.shard_assignment import ShardAssigner
+    from checkpoints.step_folders import MANIFEST
     from checkpoints.tensor_files import read_records, write_records
 
     tensors = _build_tensors(hosts)
@@ -250,7 +251,7 @@ def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
         Manifest(
             1, {}, record_files={f"{i}": sha256 for i in range(hosts)}, sharded=shares.sharded
         ).write(Path(folder))
-        manifest = (Path(folder) / FILE_NAME).stat().st_size
+        manifest = (Path(folder) / MANIFEST).stat().st_size
         start = time.process_time()
         Manifest.read(Path(folder))
         reading_manifest = time.process_time() - start

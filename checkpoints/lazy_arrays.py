@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from checkpoints.safetensors_files import ArraySpec
-from checkpoints.tensor_shards import TensorShard
+if TYPE_CHECKING:
+    from checkpoints.safetensors_files import ArraySpec
+    from checkpoints.tensor_shards import TensorShard
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -39,6 +41,8 @@ class LazyArrays(Arrays):
 
     def spec(self, name: str) -> ArraySpec:
         """Return dtype and shape of a named array; computes the array if no metadata have them."""
+        from checkpoints.safetensors_files import ArraySpec
+
         array = self[name]
         return ArraySpec(array.dtype, array.shape)
 

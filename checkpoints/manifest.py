@@ -12,6 +12,7 @@ from typing import Any, Self
 from checkpoints.errors import CheckpointError, FormatVersionError
 from checkpoints.safetensors_files import sha256_of_bytes
 from checkpoints.sharded_files import ShardedTensorFiles, ShardedTensorSpec
+from checkpoints.step_folders import MANIFEST
 from checkpoints.tensor_files import (
     MAX_RECORDS,
     NAMED_DTYPES,
@@ -35,7 +36,6 @@ from files.formatting import format_name, format_path, format_value
 from files.json_files import JsonObject, read_json_object
 from files.text_files import MEBIBYTE, read_bytes
 
-FILE_NAME = "manifest.json"
 MAX_TEXT = MEBIBYTE
 FORMAT = 7
 """Version of the manifest; no other is read."""
@@ -92,7 +92,7 @@ class Manifest:
             },
         }
         manifest = {"sha256": _sha256_of_json(content), "content": content}
-        write_size_checked(folder / FILE_NAME, json.dumps(manifest, indent=2) + "\n")
+        write_size_checked(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -102,7 +102,7 @@ class Manifest:
             FormatVersionError: another format version wrote it.
             CheckpointError: it is missing or damaged.
         """
-        path = folder / FILE_NAME
+        path = folder / MANIFEST
         if not path.exists():
             raise CheckpointError(f"{format_path(path)} is missing")
         try:
@@ -114,7 +114,7 @@ class Manifest:
         except CheckpointError:
             raise
         except FileError as error:
-            raise CheckpointError(f"{FILE_NAME} is damaged: {error}") from error
+            raise CheckpointError(f"{MANIFEST} is damaged: {error}") from error
 
     @classmethod
     def _from_json(cls, content: JsonObject, path: Path, sha256: str) -> Self:

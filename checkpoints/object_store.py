@@ -17,8 +17,9 @@ from uuid import uuid4
 
 from checkpoints.collective_io import error_reason
 from checkpoints.errors import CheckpointError, CheckpointWarning
-from checkpoints.manifest import FILE_NAME, Manifest
+from checkpoints.manifest import Manifest
 from checkpoints.step_folders import (
+    MANIFEST,
     StepFolder,
     list_step_folders,
     parse_step_folder,
@@ -67,7 +68,7 @@ class RemoteRun:
 
     def steps(self) -> list[StepFolder]:
         """Return the run's completely uploaded checkpoint steps, newest first."""
-        return [s for s in self._list_step_folders() if self._exists(s.path / FILE_NAME)]
+        return [s for s in self._list_step_folders() if self._exists(s.path / MANIFEST)]
 
     def upload(self, step: Path, to_keep: int) -> None:
         """Upload a step folder with the run's other files; delete all but `to_keep` uploads."""
@@ -104,7 +105,7 @@ class RemoteRun:
     def download(self, directory: Path) -> Path | None:
         """Download the checkpoint step at this address, or the newest step if it is a run's."""
         step = parse_step_folder(self._root)
-        if step is None or not self._exists(self._root / FILE_NAME):
+        if step is None or not self._exists(self._root / MANIFEST):
             return self.download_newest(directory)
         run = RemoteRun(self.address.rpartition("/")[0])
         base = RunFolder(directory).base_folder
@@ -114,7 +115,7 @@ class RemoteRun:
 
     def has_step(self, step: Path) -> bool:
         """True if the object store has a complete copy of a local step folder."""
-        return self.read_file(f"{step.name}/{FILE_NAME}") == (step / FILE_NAME).read_bytes()
+        return self.read_file(f"{step.name}/{MANIFEST}") == (step / MANIFEST).read_bytes()
 
     def read_file(self, name: str) -> bytes | None:
         """Read a small file of the run from the object store; None if it does not exist."""
@@ -162,7 +163,7 @@ class RemoteRun:
     def _upload_base_models(self, folder: Path) -> None:
         """Upload missing base models, and delete uploaded ones that the local folder lacks."""
         steps = list(folder.iterdir()) if folder.is_dir() else []
-        steps = [step for step in steps if (step / FILE_NAME).is_file()]
+        steps = [step for step in steps if (step / MANIFEST).is_file()]
         for step in steps:
             if not self.has_step(step):
                 self._upload_step(step, 0)
@@ -173,7 +174,7 @@ class RemoteRun:
 
     def _download_base_models(self, folder: Path) -> None:
         for path in self._list_base_models():
-            if self._exists(path / FILE_NAME):
+            if self._exists(path / MANIFEST):
                 self._download_undamaged(path, folder)
 
     def _download_undamaged(self, step: Path, directory: Path) -> Path:
@@ -191,7 +192,7 @@ class RemoteRun:
             files = {path.name: stack.enter_context(path.open("rb")) for path in step.iterdir()}
             self._delete_step(target)
             with self._wrap_store_errors():
-                for name in sorted(files, key=FILE_NAME.__eq__):  # the manifest last
+                for name in sorted(files, key=MANIFEST.__eq__):  # the manifest last
                     with self._store.open(str(target / name), "wb") as copy:
                         while block := files[name].read(_COPY_BYTES):
                             copy.write(block)
@@ -215,32 +216,32 @@ class RemoteRun:
     def _download_step(self, step: Path, directory: Path) -> Path:
         """Download a saved step and verify the SHA-256 of all files; returns the local folder."""
         with self._wrap_store_errors():
-            manifest = self._store.cat_file(str(step / FILE_NAME))
+            manifest = self._store.cat_file(str(step / MANIFEST))
             paths = [Path(path) for path in self._store.ls(str(step), detail=False)]
         target = directory / step.name
         if target.is_dir():
             with suppress(OSError, _DamagedDownloadError):
-                if (target / FILE_NAME).read_bytes() == manifest:
+                if (target / MANIFEST).read_bytes() == manifest:
                     _verify_step_files(target)
                     return target
             shutil.rmtree(target)  # damaged, or of an earlier run at this address
         directory.mkdir(parents=True, exist_ok=True)
         remove_partial_steps(directory)
         with tmp_step_folder(directory, target.name) as tmp_folder:
-            names = [p.name for p in paths if is_file_name(p.name) and p.name != FILE_NAME]
+            names = [p.name for p in paths if is_file_name(p.name) and p.name != MANIFEST]
             with self._wrap_store_errors():
                 for name in names:
                     self._store.get_file(str(step / name), str(tmp_folder / name))
                     fsync(tmp_folder / name)
-            (tmp_folder / FILE_NAME).write_bytes(manifest)
-            fsync(tmp_folder / FILE_NAME)
+            (tmp_folder / MANIFEST).write_bytes(manifest)
+            fsync(tmp_folder / MANIFEST)
             _verify_step_files(tmp_folder)
         return target
 
     def _delete_step(self, step: Path) -> None:
         with self._wrap_store_errors():
-            if self._exists(step / FILE_NAME):
-                self._store.rm_file(str(step / FILE_NAME))
+            if self._exists(step / MANIFEST):
+                self._store.rm_file(str(step / MANIFEST))
             if self._exists(step):
                 self._store.rm(str(step), recursive=True)
 

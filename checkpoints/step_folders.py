@@ -23,6 +23,9 @@ from files.formatting import format_path
 from files.run_folder import RunFolder
 from files.temp_folders import fsync
 
+MANIFEST = "manifest.json"
+"""File of a step's folder that names its other files (`checkpoints.manifest`)."""
+
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _DELETED = re.compile(r"\.deleted-" + _NAME.pattern)
 _LEFTOVER = re.compile(_DELETED.pattern + r"|\.draft-" + _NAME.pattern + r"|\.shared-[0-9a-f]{8}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import popdist
 from checkpoints.collective_io import raise_damage_on_all_processes, wait_until_visible
@@ -15,10 +15,11 @@ from checkpoints.errors import (
     FormatVersionError,
     InconsistentCheckpointError,
 )
-from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.step_folders import StepFolder, list_step_folders
-from checkpoints.tensor_files import TensorFiles
+from checkpoints.step_folders import MANIFEST, StepFolder, list_step_folders
 from files.formatting import format_path
+
+if TYPE_CHECKING:
+    from checkpoints.tensor_files import TensorFiles
 
 _damaged: dict[Path, str] = {}
 """Step folders that this process found damaged and no longer loads, with the reason."""
@@ -64,7 +65,7 @@ def get_damaged_folders() -> set[Path]:
 
 def has_checkpoint(path: str | Path) -> bool:
     """True if the path is a saved step's folder or contains one, damaged or not."""
-    return (Path(path) / FILE_NAME).is_file() or bool(list_step_folders(Path(path)))
+    return (Path(path) / MANIFEST).is_file() or bool(list_step_folders(Path(path)))
 
 
 def load_checkpoint(path: str | Path, verify: bool = True) -> SavedCheckpoint:
@@ -77,7 +78,7 @@ def load_checkpoint(path: str | Path, verify: bool = True) -> SavedCheckpoint:
         CheckpointError: there is no undamaged step.
     """
     path = Path(path)
-    if (path / FILE_NAME).is_file():
+    if (path / MANIFEST).is_file():
         return _read_step(path, verify)
     return load_newest(path, verify=verify)[0]
 
@@ -170,6 +171,8 @@ def _read_step(folder: Path, verify: bool) -> SavedCheckpoint:
     Raises:
         CheckpointError: the step is damaged.
     """
+    from checkpoints.manifest import Manifest  # with the readers of tensor files
+
     problem, checkpoint = _damaged.get(folder.absolute()), None
     if problem is not None:
         raise CheckpointError(problem)

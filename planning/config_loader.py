@@ -96,17 +96,15 @@ class RunOrModelLoader:
     def _read_newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
         """Find the last undamaged step of a saved run; returns its folder and configuration."""
         from checkpoints.errors import CheckpointError, FormatVersionError
-        from checkpoints.manifest import FILE_NAME, Manifest
-        from checkpoints.step_folders import list_step_folders
+        from checkpoints.manifest import Manifest
+        from checkpoints.step_folders import MANIFEST, list_step_folders
         from checkpoints.verified_loading import has_checkpoint
         from files.run_folder import CONFIG
 
         if not has_checkpoint(folder):
             return None, {}
         path = Path(folder)
-        steps = (
-            [path] if (path / FILE_NAME).is_file() else [f.path for f in list_step_folders(path)]
-        )
+        steps = [path] if (path / MANIFEST).is_file() else [f.path for f in list_step_folders(path)]
         for step in steps:
             try:
                 manifest = Manifest.read(step)
