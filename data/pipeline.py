@@ -17,13 +17,11 @@ from config.objectives import ROW_PAIRS
 from config.process_checks import check_same_on_all_processes, hash_json
 from config.sections import RunConfig
 from config.values import split_names
-from data.chat_template import ChatTemplate, load_chat_template
 from data.class_labels import ClassLabels
 from data.data_cache import DataCache
 from data.data_warnings import DataWarnings
 from data.examples import NO_LANGUAGES, Corpus, Example, Languages, TokenizedText
 from data.labeled_rows import LABELED, WHOLE_TEXTS
-from data.labeled_samples import make_labeled_samples, make_reward_samples
 from data.language_codes import LanguageCodes, LanguageError
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
@@ -33,7 +31,6 @@ from data.samples import Prompts, Samples
 from data.sources import DataError
 from data.special_tokens import special_token_texts
 from data.task import SAMPLE_FOLDER, Split, Task, task_from_config
-from data.text_samples import make_text_samples, tokenize_texts
 from data.token_cache import TokenizedSplits, is_large_source, load_or_tokenize
 from data.tokenizer import (
     REPEATED_SPACES,
@@ -52,6 +49,8 @@ from terminal.screen import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from data.chat_template import ChatTemplate
 
 
 SAMPLE_FORMAT_NAMES = ("seq2seq", "causal_lm")
@@ -198,6 +197,8 @@ class Pipeline:
     def _load_chat_template(
         self, hf_tokenizer: PreTrainedTokenizerFast, fix_date: bool = True
     ) -> ChatTemplate:
+        from data.chat_template import load_chat_template
+
         data = self.user_config.data
         resolve_loss_on = self.sample_format.resolve_loss_on(
             replace(self.user_config, data=replace(data, format="conversational"))
@@ -293,6 +294,8 @@ class Pipeline:
     def tokenize_examples(self, examples: Sequence[Example]) -> list[TokenizedText]:
         """Tokenize examples to token ids and loss masks; labeled texts have no loss tokens."""
         if self.task.row_type == "contrastive":
+            from data.text_samples import tokenize_texts
+
             texts = [example.target for example in examples]
             tokens = tokenize_texts(texts, self._resolved_config, self.tokenizer)
             return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in tokens]
@@ -545,13 +548,19 @@ class Pipeline:
         row_type = self.task.row_type
         try:
             if row_type in LABELED:
+                from data.labeled_samples import make_labeled_samples
+
                 return make_labeled_samples(
                     self.sample_format, self.config, examples, tokens, self.tokenizer
                 )
             if row_type == "contrastive":
+                from data.text_samples import make_text_samples
+
                 texts, num_texts = [text.ids for text in tokens], self.task.examples_per_row
                 return make_text_samples(texts, num_texts, self.config, self.tokenizer)
             if row_type == "compared":
+                from data.labeled_samples import make_reward_samples
+
                 return make_reward_samples(
                     self.sample_format, self.config, examples, tokens, self.tokenizer
                 )

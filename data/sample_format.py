@@ -13,12 +13,12 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import LossOn
 from data.examples import Example, Languages
-from data.preference_samples import PreferencePair, PreferenceSamples
-from data.rollout_samples import RolloutSamples, TokenizedRollout
 from data.samples import Batch, Prompts, Samples, get_segment_ids
 from data.truncation import TokenLimit, TruncationCounts
 
 if TYPE_CHECKING:
+    from data.preference_samples import PreferencePair, PreferenceSamples
+    from data.rollout_samples import RolloutSamples, TokenizedRollout
     from data.tokenizer import TokenizedText, Tokenizer
 
 LENGTH_MULTIPLE = 8

@@ -28,7 +28,6 @@ from data.preference_samples import (
     make_kto_labels,
     max_examples_per_sample,
 )
-from data.rollout_samples import RolloutSamples, TokenizedRollout, truncate_completions
 from data.sample_format import (
     SampleFormat,
     TokenInLoss,
@@ -46,7 +45,6 @@ from data.samples import (
     hash_arrays,
     select_objective_inputs,
 )
-from data.token_sequences import DecodedSequences, TokenSequences
 from data.truncation import (
     NO_TRUNCATION,
     TokenLimit,
@@ -58,6 +56,8 @@ from data.truncation import (
 )
 
 if TYPE_CHECKING:
+    from data.rollout_samples import RolloutSamples, TokenizedRollout
+    from data.token_sequences import DecodedSequences
     from data.tokenizer import Tokenizer
 
 FIRST_TOKEN = 3
@@ -243,6 +243,8 @@ class Seq2Seq(SampleFormat):
         tokenizer: Tokenizer,
         truncation: TruncationCounts,
     ) -> DecodedSequences:
+        from data.token_sequences import DecodedSequences, TokenSequences
+
         encoded = TokenSequences(
             sequences,
             slots,
@@ -302,6 +304,8 @@ class Seq2Seq(SampleFormat):
         tokenizer: Tokenizer,
     ) -> RolloutSamples:
         """Make samples in which a completion is the target of its prompt."""
+        from data.rollout_samples import RolloutSamples, truncate_completions
+
         limit = TokenLimit(self.output_length(config), self.output_field)
         fitting, truncation = truncate_completions(rollouts, limit, config.data.on_long_target)
         encoded = truncate_examples(

@@ -36,7 +36,6 @@ from modelling.model_family import get_family
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.memory_check import available_host_bytes
 from planning.hardware.resource_errors import explain_resource_errors
-from planning.parallel_layouts import list_layouts
 from planning.placement_search import may_fit, plans_placement, search_placement
 from planning.program_variants import VariantCache
 from popxl import hardware
@@ -416,6 +415,7 @@ def _with_parallel_layout(choices: AutoConfig, name: str, programs: VariantCache
     if devices.count == 1:
         return choices
     from planning.fit_search import plan_best_training  # one device does without
+    from planning.parallel_layouts import list_layouts
 
     micro = choices.target_micro_batch or config.execution.micro_batch_size
     configs = list_layouts(

@@ -31,7 +31,6 @@ from planning.program_variants import (
     RematPolicy,
     default_variant,
 )
-from planning.recompute_search import search_remat_policy
 from popxl import hardware
 from terminal.screen import say
 
@@ -220,6 +219,8 @@ class PlacementSearch:
         best = self.simulate_variant(ProgramVariant(per_pass))
         fits_host = best.traced.permanent_storage().remote <= self._host
         if self._config.execution.activations == "auto" and fits_host:  # saving takes more memory
+            from planning.recompute_search import search_remat_policy
+
             return search_remat_policy(best, self._fastest_policy)
         return best
 
