@@ -23,7 +23,6 @@ from run.options import RunOptions
 from terminal.command_line import format_command, read_command_line
 from terminal.entry_point import entry_point
 from terminal.screen import is_first_process
-from terminal.wandb_environment import check_wandb
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,13 +34,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and fine-tune the model."""
-    if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
-        check_wandb()
-    line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, CONFIG_LOADER)
-    options = RunOptions.from_args(line.options, line.preset, format_command(__file__, arguments))
-    if not wants_plan(line.options):
-        check_task_and_files(line.config.data)
-    # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
     from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
@@ -49,6 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.requirements import finetuning_requirements
     from run.training_loop import finetune
 
+    if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
+        from terminal.wandb_environment import check_wandb
+
+        check_wandb()
+    line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, CONFIG_LOADER)
+    options = RunOptions.from_args(line.options, line.preset, format_command(__file__, arguments))
+    if not wants_plan(line.options):
+        check_task_and_files(line.config.data)
+    # These take seconds: mistakes in the command line are said before.
     given, data_cache, programs = line.options, DataCache(), VariantCache()
     line = resolve_auto_fields(
         line,

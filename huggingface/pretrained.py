@@ -12,23 +12,8 @@ from config.errors import UserError
 from files.atomic_writing import unwrap_os_errors
 from files.formatting import format_path
 from files.json_files import JsonObject, read_json_object
-from huggingface.generation_config import (
-    DECODER_TOKENS,
-    GENERATION_CONFIG,
-    read_eos_token_ids,
-    read_generation_config,
-)
 from huggingface.hub import is_reachable
 from huggingface.hub_errors import check_not_cache, explain_hub_error
-from huggingface.model_folders import (
-    CONFIG,
-    has_weights,
-    is_hf_directory,
-    list_weight_files,
-    read_hf_directory,
-)
-from huggingface.model_folders import WEIGHTS as SINGLE_FILE
-from huggingface.multimodal import HEAD_WEIGHTS, multimodal_type, text_model_config
 
 CONFIG_PATTERNS = ("*.json",)
 """Patterns of a model's small files."""
@@ -62,6 +47,8 @@ def get_local_folder(name: str, files: Sequence[str] | None = None) -> Path:
     Raises:
         UserError: there is none.
     """
+    from huggingface.model_folders import CONFIG, is_hf_directory
+
     folder = Path(name) if Path(name).exists() else _download_model(name, files)
     if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
         raise CheckpointError(
@@ -83,6 +70,15 @@ def read_pretrained(name: str) -> PretrainedInfo:
     Raises:
         UserError: there is no such model, or no such file in its folder.
     """
+    from huggingface.generation_config import (
+        DECODER_TOKENS,
+        GENERATION_CONFIG,
+        read_eos_token_ids,
+        read_generation_config,
+    )
+    from huggingface.model_folders import CONFIG, has_weights, read_hf_directory
+    from huggingface.multimodal import HEAD_WEIGHTS, multimodal_type, text_model_config
+
     folder = get_local_folder(name, [CONFIG, GENERATION_CONFIG])
     model_config = read_json_object(folder / CONFIG)
     try:
@@ -106,13 +102,13 @@ def _download_model(name: str, files: Sequence[str] | None) -> Path:
 
     Copies in other formats and in subfolders are skipped.
     """
+    from huggingface.model_folders import WEIGHTS, list_weight_files
+
     if files is not None:
         return _download_files(name, files)
-    folder = _download_files(name, [*CONFIG_PATTERNS, SINGLE_FILE])
+    folder = _download_files(name, [*CONFIG_PATTERNS, WEIGHTS])
     return (
-        folder
-        if (folder / SINGLE_FILE).exists()
-        else _download_files(name, list_weight_files(folder))
+        folder if (folder / WEIGHTS).exists() else _download_files(name, list_weight_files(folder))
     )
 
 

@@ -16,9 +16,7 @@ from typing import Any
 
 import popdist
 from checkpoints import SavedCheckpoint, has_checkpoint, load_checkpoint
-from checkpoints.manifest import Manifest
 from checkpoints.safetensors_files import sha256_of_bytes
-from checkpoints.store import SHARD_BYTES, write_tensors
 from files.atomic_writing import write_folder_atomically, write_synced
 from files.formatting import format_path
 from files.json_files import JsonObject
@@ -158,6 +156,9 @@ def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
 
 def _copy_weights(source_step: SavedCheckpoint, target_folder: Path) -> None:
     """Write a copy of a checkpoint that has only the weights, without optimizer state."""
+    from checkpoints.manifest import Manifest
+    from checkpoints.store import SHARD_BYTES, write_tensors
+
     tensors = ((name, source_step.tensors[name]) for name in weight_names(source_step))
     records = write_tensors(target_folder, "tensors-", tensors, SHARD_BYTES)
     config = dump_yaml(metadata_of(source_step).get_dict("config"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from checkpoints import CheckpointError, CheckpointStore, has_checkpoint, load_checkpoint
+from checkpoints import CheckpointError, has_checkpoint, load_checkpoint
 from checkpoints.lazy_arrays import Arrays
 from config.objectives import METRICS
 from config.sections import RunConfig
@@ -86,6 +86,8 @@ class BestCheckpoint:
 
     def _save(self, step: int, metrics: Mapping[str, float], weights: Arrays) -> None:
         if self._folder is not None:
+            from checkpoints import CheckpointStore
+
             with CheckpointStore(self._folder, to_keep=1) as store:
                 config = self._config.to_dict()
                 metadata = {"metrics": dict(metrics), "config": config, **self._base}

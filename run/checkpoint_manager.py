@@ -21,7 +21,7 @@ from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import dump_yaml
 from modelling.model_family import get_family
 from modelling.weights import total_nbytes
-from planning.hardware.memory_check import host_memory
+from planning.hardware.memory_check import available_host_bytes
 from run.best_checkpoint import NO_BASE, BestCheckpoint
 from run.model_weights import MODEL
 from run.skipped_steps import SkippedSteps
@@ -188,7 +188,7 @@ class CheckpointManager:
         On machines whose devices share the host's memory, the copy is beside the state itself.
         """
         assert self._store is not None
-        free, copied = host_memory(), self._nbytes / popdist.getNumInstances()
+        free, copied = available_host_bytes(), self._nbytes / popdist.getNumInstances()
         has_room = free is None or copied <= MAX_COPY * free
         if all(popdist.all_gather_object(has_room)):
             return True

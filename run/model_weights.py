@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,14 +19,6 @@ from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject
-from huggingface.model_folders import ModelFiles, read_hf_config, read_hf_directory
-from huggingface.multimodal import (
-    multimodal_type,
-    prefix_without_lm_head,
-    text_model_config,
-    text_tensors,
-)
-from huggingface.peft_files import adapter_tensors
 from huggingface.pretrained import RANDOM, get_local_folder
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
@@ -48,6 +40,9 @@ from run.weight_checks import (
     check_weights_match,
 )
 from terminal.screen import say
+
+if TYPE_CHECKING:
+    from huggingface.model_folders import ModelFiles
 
 MODEL = "model"
 """Metadata key of the model's config.json in a checkpoint."""
@@ -186,6 +181,14 @@ def _raise_error(error: CheckpointError) -> np.ndarray:
 # ---- models of Hugging Face ---------------------------------------------------------------------
 def _hf_weights(config: RunConfig, weight_map: WeightMap, model_name: str) -> tuple[Arrays, str]:
     """Read a Hugging Face model's weights at the configured vocabulary size; and a fingerprint."""
+    from huggingface.model_folders import read_hf_config, read_hf_directory
+    from huggingface.multimodal import (
+        multimodal_type,
+        prefix_without_lm_head,
+        text_model_config,
+        text_tensors,
+    )
+
     folder = get_local_folder(model_name)
     hf_config, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
@@ -233,6 +236,8 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
         return weights
     if folder is None:
         return OverlayArrays(init_adapters(weight_map, weights, config.model.seed), weights)
+    from huggingface.peft_files import adapter_tensors
+
     alone = config.with_values({"training.trainable": None, "training.frozen": None})
     expected, files = (
         get_family(config).weight_map(alone).filter_mappings(is_trainable),

@@ -20,7 +20,6 @@ from popxl import hardware
 from popxl.session import Timing
 from run.options import RunOptions
 from run.records.metrics_logger import OneWarningPerLogger
-from run.records.phase_table import format_phase_table
 from sessions.training import TrainingSession
 from terminal.screen import say
 
@@ -89,6 +88,8 @@ class Profiler:
         if not (self._overlapped.num_runs and self._serialized.num_runs):
             say("the run ended before it was profiled")
             return
+        from run.records.phase_table import format_phase_table
+
         table = format_phase_table(self._title, self._overlapped, self._serialized)
         with self._warn_once.warn_on_error("the table of phases"):
             write_text_atomically("the table of phases", self._folder.phase_table_file, table)

@@ -21,7 +21,6 @@ from files.formatting import format_name, format_path
 from files.json_files import JsonObject
 from huggingface.pretrained import RANDOM
 from modelling.weights import OPTIMIZER_PREFIX, WeightMap
-from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from run.base_model_ref import BaseModelRef, metadata_of, weight_names
 from run.initial_state import (
     InitialState,
@@ -107,6 +106,8 @@ def _resume_from_checkpoint(
         restart_hint: advice on how to start a new run instead.
         model: location of the base model, if it is given.
     """
+    from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
+
     check_checkpoint(config, weight_map, checkpoint, folder)
     if not any(name.startswith(f"{OPTIMIZER_PREFIX}/") for name in checkpoint.tensors):
         raise CheckpointError(

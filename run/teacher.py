@@ -27,7 +27,6 @@ from planning.hardware.memory_check import check_lower_bound
 from planning.teacher_config import held_teacher, teacher_config, teacher_outputs
 from run.frozen_outputs import (
     FrozenModel,
-    OutputsSource,
     hidden_states_kind,
     json_sha256,
     top_tokens_kind,
@@ -124,15 +123,6 @@ def _hashed_weights(teacher: RunConfig, folder: Path) -> tuple[DigestCheckedTens
     if known is not None:
         known.write(digests)
     return weights, json_sha256(digests)
-
-
-def held_head(frozen: OutputsSource | None) -> HeldTeacher | None:
-    """Returns the head that a program holds besides its own; None if that needs none.
-
-    Args:
-        frozen: the frozen model that the objective needs, if any.
-    """
-    return frozen.held if isinstance(frozen, Teacher) else None
 
 
 def _check_vocabulary(

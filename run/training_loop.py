@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import popdist
 import popxl
@@ -24,46 +24,41 @@ from config.sections import RunConfig
 from data.data_cache import DataCache
 from data.loader import Loader
 from data.pipeline import Pipeline
-from data.preview import format_samples
+from data.samples import Samples
 from files.atomic_writing import check_can_write_folder
 from files.folder_lock import lock_folder
 from files.formatting import format_path
 from files.run_folder import RunFolder
-from huggingface.model_folders import check_can_write_folder_to
 from modelling.model_family import get_family
 from modelling.weights import without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
 from planning.hardware.memory_check import check_lower_bound
-from run.base_model_ref import BaseModelRef, keep_base_steps, remove_unused_base_steps
 from run.best_checkpoint import BestCheckpoint, print_best_step
 from run.checkpoint_manager import CheckpointManager
-from run.checkpoint_mirror import CheckpointMirror, open_mirror
-from run.evaluation.evaluator import Evaluator, resolve_metrics
-from run.frozen_outputs import OutputsSource
-from run.hf_export import export_model
-from run.initial_model import InitialModel
-from run.initial_model_logps import initial_model_logps_for_run
 from run.initial_state import InitialState
 from run.learning_rate import LRSchedule, check_steps_divisible, lr_change_message, resolve_epochs
-from run.model_card import RunRecords
 from run.options import RunOptions
 from run.profiler import Profiler, limit_steps_to_profile, print_profile_plan, runs_to_profile
 from run.records.metrics_jsonl import SAMPLES
 from run.records.metrics_logger import MetricsLogger, check_records
 from run.records.progress import EVAL_PREFIX
-from run.records.prometheus_page import PrometheusPage
 from run.records.throughput import mfu_inputs
 from run.resume import base_model_metadata, resolve_initial_state
 from run.skipped_steps import SkippedSteps
 from run.startup_warnings import data_warnings, length_warnings, trained_weights_summary
 from run.stop_signal import StopSignal
-from run.teacher import Teacher, held_head
 from run.watchdog import Watchdog
 from sessions.session import compile_session
 from sessions.training import TrainingSession
 from terminal.interrupts import Interrupted
 from terminal.screen import is_first_process, say, supports_color, tolerate_broken_streams
-from terminal.wandb_environment import check_wandb
+
+if TYPE_CHECKING:
+    from run.base_model_ref import BaseModelRef
+    from run.checkpoint_mirror import CheckpointMirror
+    from run.evaluation.evaluator import Evaluator
+    from run.frozen_outputs import OutputsSource
+    from run.initial_model import InitialModel
 
 
 def finetune(config: RunConfig, options: RunOptions, data_cache: DataCache | None = None) -> None:
@@ -102,6 +97,8 @@ def _finetune_locked(
             stack.enter_context(lock_folder(one))
         popdist.all_gather_object("the folders are this run's")
         if settings.save is not None:
+            from run.checkpoint_mirror import open_mirror
+
             save = Path(settings.save)
             check_shared_folder(save)
             mirror = open_mirror(settings.mirror, settings.to_keep, save, options.overwrite)
@@ -121,8 +118,12 @@ def _check_before_start(config: RunConfig, options: RunOptions, folder: RunFolde
         raise ConfigError("model.eval is true, which disables training: set it to false")
     check_steps_divisible(config)
     if options.wandb and is_first_process():
+        from terminal.wandb_environment import check_wandb
+
         check_wandb()
     if options.metrics_port is not None and is_first_process():
+        from run.records.prometheus_page import PrometheusPage
+
         PrometheusPage(options.metrics_host, options.metrics_port).close()
     check_records(folder)
     if config.checkpoint.save is not None:
@@ -136,6 +137,8 @@ def _check_before_start(config: RunConfig, options: RunOptions, folder: RunFolde
 
 
 def _check_export(folder: str, path: Path, save: str | None) -> None:
+    from huggingface.model_folders import check_can_write_folder_to
+
     check_can_write_folder_to(folder)
     if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
         raise ConfigError(
@@ -155,15 +158,13 @@ def _set_up_and_train(
     family = get_family(config)
     data = Pipeline(config, family.sample_format, data_cache)
     if config.eval.steps is not None:
+        from run.evaluation.evaluator import resolve_metrics
+
         resolve_metrics(config, data.task)
     samples = data.make_training_samples()
     loader = Loader.from_config(config, samples)
     if options.preview:
-        first = loader.peek_indices(options.preview).tolist()
-        sequences = format_samples(
-            samples, first, family.sample_format, data.tokenizer, supports_color()
-        )
-        say("\n".join(sequences))
+        _print_preview(options.preview, samples, loader, data)
     weight_map = family.weight_map(data.config)
     notes = data_warnings(data.config, samples), trained_weights_summary(data.config, weight_map)
     for note in chain(length_warnings(data.config), *notes):
@@ -179,9 +180,7 @@ def _set_up_and_train(
             _end_completed_run(config, options, start, folder, data_cache)
             return None
     run_folder = RunFolder(Path(config.checkpoint.save or folder.path))
-    initial_model_logps = initial_model_logps_for_run(config, start, run_folder)
-    initial_models = () if initial_model_logps is None else initial_model_logps.initial_models
-    frozen = initial_model_logps or Teacher.for_run(config, run_folder, data, _previous_run(start))
+    frozen, initial_models = _frozen_outputs(config, start, run_folder, data)
     if frozen is not None:
         loader = Loader.from_config(config, frozen.extend_samples(samples))
         _restore_data_and_steps(data.config, options, loader, start)
@@ -189,8 +188,7 @@ def _set_up_and_train(
     _warn_unmirrored_bases(config, start, initial_models)
     print_profile_plan(config, options, start.step)
     model = _compile_model(config, frozen)
-    evaluates = config.eval.steps is not None
-    evaluator = Evaluator(config, model, data_cache, frozen) if evaluates else None
+    evaluator = _create_evaluator(config, model, data_cache, frozen)
     if frozen is not None:
         frozen.remove_drafts()
     data_cache.drop_corpus("validation")
@@ -212,6 +210,8 @@ def _set_up_and_train(
             config, model, loader, skipped, best, start.step, data.tokenizer, base, mirror
         )
         if options.overwrite and save and is_first_process():
+            from run.base_model_ref import remove_unused_base_steps
+
             remove_run_files(run_folder)
             remove_unused_base_steps(run_folder, base_folders)
             if mirror is not None:
@@ -224,6 +224,34 @@ def _set_up_and_train(
         if mirror is not None:
             mirror.got_signal = stop_reason is not None
         return stop_reason
+
+
+def _frozen_outputs(
+    config: RunConfig, start: InitialState, run_folder: RunFolder, data: Pipeline
+) -> tuple[OutputsSource | None, Sequence[InitialModel]]:
+    """Return the outputs of frozen models that the objective needs, if any.
+
+    The second value is the models among them that the run starts from.
+    """
+    if config.training.objective == "distill":
+        from run.teacher import Teacher
+
+        return Teacher.for_run(config, run_folder, data, _previous_run(start)), ()
+    if config.training.row_type is not None:
+        from run.initial_model_logps import initial_model_logps_for_run
+
+        logps = initial_model_logps_for_run(config, start, run_folder)
+        return logps, () if logps is None else logps.initial_models
+    return None, ()
+
+
+def _print_preview(count: int, samples: Samples, loader: Loader, data: Pipeline) -> None:
+    """Print the first samples that the run trains on, token by token."""
+    from data.preview import format_samples
+
+    first = loader.peek_indices(count).tolist()
+    sequences = format_samples(samples, first, data.sample_format, data.tokenizer, supports_color())
+    say("\n".join(sequences))
 
 
 def _previous_run(start: InitialState) -> RunFolder | None:
@@ -242,6 +270,8 @@ def _keep_base_models(
     """Copy the base models to which the run's checkpoints refer into the run folder."""
     if config.checkpoint.save is None:
         return set()
+    from run.base_model_ref import keep_base_steps
+
     return keep_base_steps(
         folder, _base_model_refs(config, start, initial_models), start.checkpoint
     )
@@ -286,8 +316,19 @@ def _verify_checkpoint(start: InitialState) -> None:
 
 
 def _compile_model(config: RunConfig, frozen: OutputsSource | None) -> TrainingSession:
-    teacher = held_head(frozen)
+    teacher = None if frozen is None else frozen.held
     return compile_session(lambda: TrainingSession(config, teacher=teacher), "the training program")
+
+
+def _create_evaluator(
+    config: RunConfig, model: TrainingSession, data_cache: DataCache, frozen: OutputsSource | None
+) -> Evaluator | None:
+    """Create the evaluator of a run's validation split; None without evaluations."""
+    if config.eval.steps is None:
+        return None
+    from run.evaluation.evaluator import Evaluator
+
+    return Evaluator(config, model, data_cache, frozen)
 
 
 def _enter_session(stack: ExitStack, model: TrainingSession, start: InitialState) -> None:
@@ -335,6 +376,9 @@ class _TrainingRun:
                     error.add_note(self.checkpoints.resume_message)
                     raise
             if options.save_hf is not None and stop.name is None:
+                from run.hf_export import export_model
+                from run.model_card import RunRecords
+
                 weights, base = self.model.tensors(optimizer=False), self.start.base
                 record = RunRecords(config.to_dict(), last, self.folder)
                 export_model(config, weights, options.save_hf, record, self.data_cache, base)
@@ -450,6 +494,9 @@ def _end_completed_run(
         f"{config.training.steps}: raise {steps} to resume it; {start.restart_hint}"
     )
     if options.save_hf is not None and is_first_process():
+        from run.hf_export import export_model
+        from run.model_card import RunRecords
+
         names = [weight.name for weight in get_family(config).weight_map(config).weights]
         info = RunRecords(config.to_dict(), start.step, folder)
         weights = ArraysView(start.tensors, names)

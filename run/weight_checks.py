@@ -10,7 +10,6 @@ import numpy as np
 from checkpoints import CheckpointError
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
 from checkpoints.safetensors_files import sha256_of_array
-from checkpoints.tensor_files import get_reader_pool
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from modelling.model_family import get_family
@@ -169,6 +168,8 @@ class DigestCheckedTensors(ArraysView):
 
     def digests(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return the SHA-256 of the named tensors, which must not change from now on."""
+        from checkpoints.tensor_files import get_reader_pool
+
         names_to_read = list(names)
         self._must_match.update(names_to_read)
         with get_reader_pool() as pool:

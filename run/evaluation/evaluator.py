@@ -29,7 +29,6 @@ from run.evaluation.text_metrics import (
     sacrebleu_scores,
 )
 from run.frozen_outputs import OutputsSource
-from run.teacher import held_head
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession, compile_session
 from terminal.screen import progress_bar, say
@@ -84,7 +83,7 @@ class Evaluator:
             samples = data.make_samples(corpus, for_eval=True)
             self._samples = samples if frozen is None else frozen.extend_samples(samples)
             self._warn_truncated(self._samples.truncation_counts.prompts)
-            teacher = held_head(frozen)
+            teacher = None if frozen is None else frozen.held
             self._losses = compile_session(
                 lambda: LossSession(config, weight_source, teacher=teacher),
                 "the program of the loss",

@@ -18,11 +18,8 @@ from run.options import RunOptions
 from run.records.loss_curve import PLOTTED_METRICS, draw_loss_curve
 from run.records.metrics_jsonl import MetricsFile, PredictionSample, StepMetrics, read_metrics
 from run.records.progress import TrainingProgress
-from run.records.prometheus_page import PrometheusPage
 from run.records.run_json import RunSession, append_session
-from run.records.tensorboard_log import TensorBoardLog
 from run.records.throughput import MfuInputs, Throughput, throughput_metrics
-from run.records.wandb_log import WandbLog
 from terminal.screen import say
 
 
@@ -88,12 +85,18 @@ class MetricsLogger:
         self._metrics = self._create_files()
         self._logs: dict[str, MetricSink] = {}
         if options.wandb:
+            from run.records.wandb_log import WandbLog
+
             self._logs["Weights & Biases"] = WandbLog(
                 config, options.wandb_name, options.wandb_project, folder.path
             )
         if options.tensorboard:
+            from run.records.tensorboard_log import TensorBoardLog
+
             self._logs["TensorBoard's log"] = TensorBoardLog(folder.tensorboard_folder, first_step)
         if options.metrics_port is not None:
+            from run.records.prometheus_page import PrometheusPage
+
             self._logs["Prometheus's page"] = PrometheusPage(
                 options.metrics_host, options.metrics_port
             )

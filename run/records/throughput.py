@@ -12,7 +12,6 @@ import popdist
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
 from planning.hardware.machines import machine_for_device_kind
-from planning.requirements import finetuning_requirements
 from popxl import hardware
 
 
@@ -85,6 +84,8 @@ def mfu_inputs(config: RunConfig) -> MfuInputs:
     rate = machine.flops.get(config.model.precision) if machine else None
     if rate is None:
         return MfuInputs(device_bytes=peak_flops)
+    from planning.requirements import finetuning_requirements
+
     execution = replace(config.execution, activations="keep", attention_serialisation=1)
     requirements = finetuning_requirements(replace(config, execution=execution))
     flops = requirements.flops_per_sample * config.training.global_batch_size

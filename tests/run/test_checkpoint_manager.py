@@ -242,7 +242,7 @@ def test_a_save_without_room_for_a_copy_is_written_before_training_goes_on(
     free, waits, tmp_path, monkeypatch, capsys
 ):
     found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path), minutes=None)
-    monkeypatch.setattr("run.checkpoint_manager.host_memory", lambda: free)
+    monkeypatch.setattr("run.checkpoint_manager.available_host_bytes", lambda: free)
     with found:
         for step in (1, 2):
             found.save(step)

@@ -40,11 +40,31 @@ def run_python(code: str) -> list:
 
 def test_training_imports_its_own_family_objective_and_ops_alone():
     own, others = run_python(f"ROOT = {str(ROOT)!r}\n{_PROGRAM}")
-    assert len(own) <= 400
+    assert len(own) <= 340
     unneeded = ("modelling.generation.", "huggingface.", "modelling.llama", "config.llama")
     assert [name for name in own if name.startswith(unneeded)] == []
     assert {"popxl.ops.convolution", "data.pipeline", "popdist._process_group"} & set(own) == set()
+    unneeded_parts = (
+        "popxl.plan.plan", "popxl._storage.disk_queue", "popxl._storage.prefetch",
+        "popxl_addons.optimizers.adafactor", "popxl_addons.optimizers.state_8bit",
+        "modelling.quantization", "modelling.layers.experts", "modelling.objectives.contrastive",
+        "modelling.objectives.distillation", "checkpoints.safetensors_files",
+    )  # fmt: skip
+    assert set(unneeded_parts) & set(own) == set()
     assert others == []
+
+
+def test_a_run_imports_what_its_options_need():
+    """No evaluation, export, checkpoints, mirror, teacher or metric tool, until it is asked for."""
+    names = run_python("import json, sys, run.training_loop\nprint(json.dumps(list(sys.modules)))")
+    unneeded = (
+        "run.evaluation", "run.hf_export", "run.teacher", "run.initial_model", "run.model_card",
+        "run.checkpoint_mirror", "run.records.wandb_log", "run.records.tensorboard_log",
+        "run.records.prometheus_page", "checkpoints.store", "checkpoints.manifest",
+        "huggingface.model_folders", "huggingface.peft_files", "modelling.generation",
+        "data.chat_template", "popxl.plan.plan", "planning.requirements",
+    )  # fmt: skip
+    assert [name for name in names if name.startswith(unneeded)] == []
 
 
 @pytest.mark.parametrize("script", ["finetuning", "inference"])
