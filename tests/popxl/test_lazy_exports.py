@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,18 @@ def test_operators_of_tensors_are_ops_whatever_was_imported():
 def test_root_scripts_export_their_sessions():
     assert finetuning.TrainingSession is sessions.training.TrainingSession
     assert inference.GenerationSession is sessions.generation.GenerationSession
+
+
+def test_a_package_without_source_says_what_it_needs(tmp_path):
+    folder = tmp_path / "compiled_alone"
+    folder.mkdir()
+    source = folder / "__init__.py"
+    source.write_text("from popxl.lazy_exports import lazy_exports\nlazy_exports(__name__)\n")
+    py_compile.compile(str(source), str(folder / "__init__.pyc"))
+    source.unlink()
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(ImportError, match="compiled_alone reads .* install it with its .py"):
+            importlib.import_module("compiled_alone")
+    finally:
+        sys.path.remove(str(tmp_path))

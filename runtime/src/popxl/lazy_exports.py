@@ -24,10 +24,19 @@ def lazy_exports(package: str) -> None:
     """Imports the names that a package lists under `if TYPE_CHECKING:` on first use.
 
     Also sets `__all__` and `dir`. To be called by the package itself.
+
+    Raises:
+        ImportError: the package has no source file, as where only compiled files are installed.
     """
     module = sys.modules[package]
     source = module.__loader__.get_source(package)  # type: ignore[union-attr]
-    homes = {} if source is None else dict(_read_exports(ast.parse(source), package))
+    if source is None:
+        raise ImportError(
+            f"{package} reads the names that it exports from its source, which is not there: "
+            "install it with its .py files",
+            name=package,
+        )
+    homes = dict(_read_exports(ast.parse(source), package))
     eager = {name for name, value in vars(module).items() if not isinstance(value, ModuleType)}
     public = {name for name in (*homes, *eager) if not name.startswith("_")} - _OWN_NAMES
     module.__all__ = sorted(public)  # type: ignore[attr-defined]
