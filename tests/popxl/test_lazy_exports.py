@@ -20,6 +20,10 @@ import sessions.training
 from popxl.lazy_exports import exported_names, load_all
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime/src")]),
+}
 PACKAGES = [
     *("popxl", "popxl.ops", "popxl.ops.collectives", "popxl.ops.var_updates", "popxl.plan"),
     *("popxl.transforms", "popxl_addons", "popxl_addons.layers", "popxl_addons.ops"),
@@ -42,11 +46,9 @@ def test_each_listed_name_is_there(package):
 
 
 def run(code: str) -> list:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "runtime/src")])
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -123,3 +125,10 @@ def test_a_package_without_source_says_what_it_needs(tmp_path):
             importlib.import_module("compiled_alone")
     finally:
         sys.path.remove(str(tmp_path))
+
+
+def test_a_root_script_runs_as_a_module():
+    command = [sys.executable, "-m", "finetuning", "--help"]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")

@@ -29,7 +29,8 @@ def lazy_exports(package: str) -> None:
         ImportError: the package has no source file, as where only compiled files are installed.
     """
     module = sys.modules[package]
-    source = module.__loader__.get_source(package)  # type: ignore[union-attr]
+    name = package if module.__spec__ is None else module.__spec__.name  # of `python -m NAME`
+    source = module.__loader__.get_source(name)  # type: ignore[union-attr]
     if source is None:
         raise ImportError(
             f"{package} reads the names that it exports from its source, which is not there: "
