@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from popxl._ir.op_registry import registry
-from popxl.ops import fused_attention
+from popxl.ops import _cudnn_attention, _cudnn_kernels, fused_attention
 from popxl.ops._attention_math import AttentionAttrs
 from popxl.ops._reductions import tracing_platform
 from popxl.plan.flat_jaxpr import flatten_jaxpr
@@ -68,20 +69,37 @@ def test_a_gradient_takes_the_statistics_of_the_forward_pass():
     assert extra_kernels(both, swapped=True) == [[], []]
 
 
-def test_where_jax_refuses_the_device_at_hand_a_loop_stands_in(monkeypatch):
+def test_where_jax_refuses_the_device_at_hand_loops_stand_in(monkeypatch):
     """A plan for an H200 can be made where cuDNN is installed but the GPU is not there."""
 
-    def refuses(*_: Any, **__: Any) -> Any:
+    def refuses(*_: Any) -> Any:
         raise NotImplementedError("the head dim must be <= 128")
 
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.standard_normal(SHAPE), jnp.bfloat16) for _ in range(3))
-    expected = FORWARD(q, k, v, **ATTRS)[0]
+    dy, *qkv = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in (OUT, *[SHAPE] * 3))
+
+    def both_ways() -> list[Any]:
+        results = FORWARD(*qkv, **ATTRS)
+        return [*results, *GRADS(dy, *qkv, *results, **ATTRS)]
+
+    expected = both_ways()
     monkeypatch.setattr(fused_attention, "is_installed", lambda: True)
-    monkeypatch.setattr(fused_attention, "attention_kernel", refuses)
+    for module in (_cudnn_attention, _cudnn_kernels):
+        monkeypatch.setattr(module, "run_forward", refuses)
     with tracing_platform("gpu 9.0"):
-        found = FORWARD(q, k, v, **ATTRS)[0]
-    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
+        found = both_ways()
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
+
+
+def test_jax_has_the_functions_that_keep_statistics(monkeypatch):
+    """Both releases that are supported; another signature would be found."""
+    keeps = _cudnn_kernels.keeps_statistics.__wrapped__
+    assert keeps()
+    monkeypatch.setattr(cudnn, "_dot_product_attention_bwd_rule", lambda res, grads: grads)
+    assert not keeps()
+    monkeypatch.delattr(cudnn, "_dot_product_attention_bwd_rule")
+    assert not keeps()
 
 
 def test_a_sum_with_zeros_is_the_other_term():

@@ -86,9 +86,13 @@ def run_backward(
 
     Args:
         out, statistics: results of `run_forward`.
+
+    Raises:
+        NotImplementedError: JAX refuses the forward kernel on the device at hand.
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
+    jax.eval_shape(lambda: run_forward(q, k, v, mask))
     unused = jnp.zeros(0, q.dtype)
     inputs = (mask.bias, _query_lengths(q, mask), mask.lengths, None, None, None, None)
     optional = (unused if t is None else t for t in inputs)
