@@ -69,7 +69,8 @@ def search_placement(
 
     With `execution.micro_batches_per_pass` auto, it tries one pass of all micro-batches, then one
     micro-batch per pass, and twice as many as long as that is faster, up to a number that saves all
-    activations and hides all transfers. Several passes need to be faster than one by `_PASS_GAIN`.
+    activations and hides all transfers. Where it is bound by compute then, layers also save the
+    outputs of gates, if that is faster. Several passes need to be faster than one by `_PASS_GAIN`.
 
     Args:
         memory: bytes of a device for the program; default: the machine's.
@@ -87,7 +88,10 @@ def search_placement(
             break
     if several is not None and several.is_faster_than(best, _PASS_GAIN):
         best = several
-    best = search.fill_device_memory(_resolve_auto_options(search, config, best))
+    best = _resolve_auto_options(search, config, best)
+    if best.variant.saved_layers and best.is_bound_by_compute:
+        best = search.find_fastest(best, [replace(best.variant, saves_gates=True)])
+    best = search.fill_device_memory(best)
     trimmed = search.trim_resident_entries(best)
     return PlacementResult(trimmed, [trimmed if trial is best else trial for trial in search.tried])
 
@@ -371,7 +375,7 @@ class PlacementSearch:
         self, variant: ProgramVariant
     ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
         """Return the program and trace of a variant whose `saved_layers` are by layer type."""
-        recomputing = replace(variant, saved_layers=RECOMPUTE_ALL)
+        recomputing = replace(variant, saved_layers=RECOMPUTE_ALL, saves_gates=False)
         if not variant.saved_layers:
             return self._variants.get_program(recomputing)
         phases = self._variants.get_program(recomputing)[0].phases_by_type

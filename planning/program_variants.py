@@ -37,12 +37,14 @@ class ProgramVariant:
     Attributes:
         per_pass: micro-batches per pass (`execution.micro_batches_per_pass`).
         saved_layers: the phases or layer types that save activations.
+        saves_gates: see `PhaseSettings`.
         changes: fields of `execution` and their values, which replace the configuration's.
     """
 
     per_pass: int
     saved_layers: RematPolicy = RECOMPUTE_ALL
     changes: tuple[tuple[str, Any], ...] = ()
+    saves_gates: bool = False
 
     def apply_to(self, config: RunConfig) -> RunConfig:
         """Return a configuration with the variant's options."""
@@ -122,6 +124,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
             saved_fractions=dict(variant.saved_layers),
             per_pass=variant.per_pass,
             teacher=teacher,
+            saves_gates=variant.saves_gates,
         )
 
     return ProgramVariants(build, default_variant(on_target), target)
@@ -203,6 +206,8 @@ class PlacementTrial:
             for name, share in self.variant.saved_layers
         ]
         saved = f"activations saved by {' and '.join(sorted(types))}" if types else "recomputed"
+        if self.variant.saves_gates:
+            saved += " with gates' outputs"
         changes = (f"{name} {str(value).lower()}" for name, value in self.variant.changes)
         return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changes])
 

@@ -82,6 +82,7 @@ class TrainingSession(ModelSession):
                 saved,
                 variant.per_pass,
                 teacher,
+                variant.saves_gates,
             )
 
         variants = dict[popxl.Ir, ProgramVariant]()

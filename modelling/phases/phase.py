@@ -187,7 +187,10 @@ class Phase:
         seed = self._seed_input(forward)
         with_grad = [tensors[n] for n, layer_io in inputs.items() if layer_io.grad is not None]
         results = dict(zip(forward.graph.outputs, self._outputs, strict=True))
-        with popxl.transforms.save_policy(popxl.transforms.products_saveable):
+        policy = popxl.transforms.products_saveable
+        if settings.saves_gates and self._saves_activations:
+            policy = popxl.transforms.gates_saveable
+        with popxl.transforms.save_policy(policy):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
                 self._accumulated_inputs(forward),

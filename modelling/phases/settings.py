@@ -37,6 +37,7 @@ class PhaseSettings:
             ones), where `execution.activations` is auto.
         per_pass: micro-batches per pass where `execution.micro_batches_per_pass` is auto; None:
             all.
+        saves_gates: True if layers that save their activations also save the outputs of gates.
         objective: what the head computes in place of the config's objective; None: that.
         teacher: whose head the student's is held beside; None: none.
     """
@@ -48,6 +49,7 @@ class PhaseSettings:
     per_pass: int | None = None
     objective: Objective | None = None
     teacher: HeldTeacher | None = None
+    saves_gates: bool = False
 
     @property
     def num_micro_batches(self) -> int:

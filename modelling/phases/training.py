@@ -65,6 +65,7 @@ def build_training_program(
     saved_fractions: Mapping[str, float] = RECOMPUTE_ALL,
     per_pass: int | None = None,
     teacher: HeldTeacher | None = None,
+    saves_gates: bool = False,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
 
@@ -72,7 +73,7 @@ def build_training_program(
         build_phases: builds the family's phases in the current Ir.
         with_gradients: True to create variables with the gradients of the last step for the host.
         weight_map: the model's weights; Adafactor needs them.
-        saved_fractions, per_pass, teacher: fields of `PhaseSettings`.
+        saved_fractions, per_pass, teacher, saves_gates: fields of `PhaseSettings`.
     """
     iterations = config.execution.device_iterations
     with build_ir(config) as (ir, groups):
@@ -80,7 +81,7 @@ def build_training_program(
         ir.num_host_transfers = config.gradient_accumulation * iterations
         in_program = with_teacher(weight_map, teacher)
         settings = PhaseSettings(
-            config, groups, in_program, saved_fractions, per_pass, teacher=teacher
+            config, groups, in_program, saved_fractions, per_pass, None, teacher, saves_gates
         )
         phase_plan = build_phases(settings)
         seed = None

@@ -4,6 +4,7 @@ the plan places."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -95,6 +96,7 @@ def _two_memories(
     kinds: int = 0,
     share: float = 1.0,
     per_pass: int | None = None,
+    gates: bool = False,
 ) -> Iterator[None]:
     """Entries move as on a GPU.
 
@@ -105,6 +107,7 @@ def _two_memories(
         window: bytes that loads may be ahead; default: the plan's.
         device: the fraction of the buffers for which there is room on the device.
         per_pass: micro-batches per pass; default: all.
+        gates: True if layers that keep their activations also keep the outputs of gates.
     """
 
     def placed(config: RunConfig, build: Build) -> TrainingProgram:
@@ -113,7 +116,7 @@ def _two_memories(
         if kinds:
             names = list(program.phases_by_type.values())[-kinds:]
             kept = frozenset((name, share) for each in names for name in each)
-            program = build(replace(variant, saved_layers=kept))
+            program = build(replace(variant, saved_layers=kept, saves_gates=gates))
             if share < 1:
                 assert any(
                     phase.endswith("_saved")
@@ -198,11 +201,12 @@ def test_some_layers_keep_their_activations(family: Any, layers: int | None) -> 
     """The last ones, with buffers for them alone; of two kinds that alternate, some of each."""
     split = {} if layers is None else {"tp": 2, "layers": layers}
     found = []
-    for kinds, share in ((0, 0.0), (2, 0.6)):
+    for kinds, share, gates in ((0, 0.0, False), (2, 0.6, False), (2, 1.0, True)):
         config = _config(family, {"activations": "auto"}, "float32", 0.2, **split)
-        with _two_memories(kinds=kinds, share=share):
+        with _two_memories(kinds=kinds, share=share, gates=gates):
             found.append(_train(family, config))
     assert found[1] == found[0]
+    assert found[2] == found[0]
 
 
 @pytest.mark.slow  # half a minute on 2 cores
@@ -230,6 +234,22 @@ def test_gptj_in_bfloat16_with_sliced_attention() -> None:
 )
 def test_all_types(family: Any, precision: str, dropout: float, split: dict[str, Any]) -> None:
     _check(family, precision, dropout, **split)
+
+
+def test_outputs_of_gates_are_kept_beside_what_products_give() -> None:
+    config = llama_config(hf_config("llama"))
+    kept = []
+    for gates in (False, True):
+        ir = build_training_program(
+            config,
+            modelling.llama.model.FAMILY.build_phases,
+            saved_fractions={"layer": 1.0},
+            saves_gates=gates,
+        ).ir
+        buffers = [b for b in ir.remote_buffers if b.kind == "activations inside layers"]
+        kept.append(Counter(buffer.tensor_shape[-1] for buffer in buffers))
+    assert kept[1] - kept[0] == Counter([config.model.intermediate_size])
+    assert kept[0] <= kept[1]
 
 
 @pytest.mark.parametrize(("share", "layers"), [(0.5, 2), (0.25, 1), (1.0, 4)])

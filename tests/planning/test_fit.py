@@ -237,6 +237,23 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
     assert alone.seconds < 0.95 * given.seconds
 
 
+def test_gates_are_saved_where_memory_bounds_a_step() -> None:
+    """Where it is bound by launches, that gains nothing."""
+    config = preset(
+        "qwen3_tiny",
+        model={"hidden_size": 256, "intermediate_size": 1024},
+        training={"global_batch_size": 16},
+        execution={"micro_batch_size": 4},
+    )
+    variants = VariantCache().variants(config, "gpu")
+    for bandwidth, saves_gates in ((1e10, True), (1e12, False)):
+        gpu = replace(ONE, platform="gpu", host_link=1e12, bandwidth=bandwidth)
+        best = placement_search.search_placement(variants, config, gpu).best
+        assert best.variant.saves_gates == saves_gates
+        assert best.fits
+        assert best.variant.saved_layers == frozenset({("LlamaBlock", 1.0)})
+
+
 def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """With less on its way to the device there is room for more entries."""
     placed = []

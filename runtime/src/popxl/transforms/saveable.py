@@ -25,6 +25,18 @@ def products_saveable(op: Op) -> bool:
     return op.defn.name in _DEAR or _CHEAP.isdisjoint(op.defn.tags)
 
 
+def gates_saveable(op: Op) -> bool:
+    """True also for the output of a gate, a product of two equal shapes that a matmul reads.
+
+    The matmul's gradient reads it again: where there is memory, no kernel computes it twice.
+    """
+    if products_saveable(op):
+        return True
+    readers = (user for user in op.graph._ops if user.defn.name == "matmul")
+    is_gate = op.defn.name == "mul" and op.inputs[0].spec == op.inputs[1].spec
+    return is_gate and any(user.inputs[0] in op.outputs for user in readers)
+
+
 @contextmanager
 def save_policy(policy: Policy | None) -> Iterator[None]:
     """Context in which gradient graphs save only inputs and results of ops with `policy(op)`.
