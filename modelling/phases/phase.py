@@ -440,6 +440,24 @@ class Phase:
         """
         return self.num_layers == 1 and self._owner_of[name]._borrowers[name] == [self]
 
+    def _shares_accumulator(self, name: str) -> bool:
+        """True if the owner of a shared variable reads the other user's accumulator.
+
+        If there is one other user, each of the two accumulates in an entry that it writes last,
+        whose memory it may reuse.
+        """
+        owner = self._owner_of.get(name, self)
+        is_sharded = bool(self._variables_containing(name).grads.get(name).meta_shape)
+        several = self._settings.num_passes > 1
+        return several and not is_sharded and owner._borrowers[name][0]._overwrites_grad(name)
+
+    def _shared_gradient_buffer(self, name: str) -> popxl.RemoteBuffer:
+        """Remote buffer of the gradient that a shared variable's other users leave its owner."""
+        owner = self._owner_of.get(name, self)
+        if name in owner._borrowers and self._shares_accumulator(name):
+            return owner._borrowers[name][0]._gradient_sums.buffers.get(f"accum.{name}")
+        return self._variables_containing(name).grads.get(name)
+
     def zero_shared_grads(self) -> None:
         """Zero the gradients of shared variables, to which several phases add."""
         for name, borrowers in sorted(self._borrowers.items()):
@@ -491,13 +509,14 @@ class Phase:
     def _gradient_sums(self) -> GradientSums:
         """Remote buffers of this phase's gradient accumulators, created when all phases exist.
 
-        A gradient that is not sharded, and to which no other phase adds, uses its own buffer.
+        A gradient that is not sharded uses its own buffer, unless other phases add to it there.
         """
         from modelling.phases.gradient_sums import GradientSums
 
         reusable, dtype = {}, self._settings.gradient_dtype
         for name in self.trainable:
-            if name not in self._owner_of and name not in self._borrowers:
+            is_own = name not in self._owner_of
+            if is_own and (name not in self._borrowers or self._shares_accumulator(name)):
                 buffer = self._variables_containing(name).grads.get(name)
                 if not buffer.meta_shape:
                     reusable[f"accum.{name}"] = buffer
@@ -519,9 +538,11 @@ class Phase:
             shared = name in self._owner_of
             buffer = self._variables_containing(name).grads.get(name)
             entry = popxl.constant(0, popxl.int32) if shared else row
+            shared_sum = self._shared_gradient_buffer(name)
             if name in self._borrowers or (shared and not self._overwrites_grad(name)):
-                grad = grad + ops.cast(ops.remote_load(buffer, entry), grad.dtype)
-            ops.remote_store(buffer, entry, addons.round_by_hash(grad, buffer.tensor_dtype))
+                grad = grad + ops.cast(ops.remote_load(shared_sum, entry), grad.dtype)
+            target = shared_sum if shared else buffer
+            ops.remote_store(target, entry, addons.round_by_hash(grad, buffer.tensor_dtype))
             if not shared:
                 complete[name] = grad
         if not self.variables:
