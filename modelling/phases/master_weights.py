@@ -13,7 +13,7 @@ import popxl
 import popxl_addons as addons
 from config.optimizer_state import MASTER_WEIGHT, StateSlot
 from popxl import ReplicaGrouping, ops
-from popxl_addons.optimizers.weight_residual import join_weight, store_split_weight
+from popxl_addons.optimizers.weight_residual import join_weight, split_weight
 
 
 class _WithMasterWeight:
@@ -39,9 +39,11 @@ class _WithMasterWeight:
         master = state if self.slot == MASTER_WEIGHT else join_weight(var, state)
         super().build(master, grad, replica_grouping, **settings)  # type: ignore[misc]
         if self.slot == MASTER_WEIGHT:
-            ops.var_updates.copy_var_update_(var, ops.cast(state, var.dtype))
+            self.store(var, ops.cast(state, var.dtype))  # type: ignore[attr-defined]
         else:
-            store_split_weight(var, state, master)
+            low, residual = split_weight(master, var, state)
+            self.store(var, low)  # type: ignore[attr-defined]
+            self.store(state, residual)  # type: ignore[attr-defined]
 
 
 def with_master_weight(step: type[addons.Module], slot: StateSlot) -> type[addons.Module]:

@@ -79,31 +79,19 @@ class PhaseOptimizer:
             buffers = _variable_and_state_buffers(name, variables, self)
             tensors = {key: ops.remote_load(b, row) for key, b in buffers.items()}
             grad = ops.remote_load(variables.grads.to_dict()[name], row)
-            old = {key: ops.identity(t) for key, t in tensors.items()}
             shard = tensors[_VARIABLE]
             state = {key: t for key, t in tensors.items() if key != _VARIABLE}
             step.bind(addons.NamedTensors.from_dict(state)).call(
-                shard, grad, update_inputs.lr, *self._norm_args(update_inputs.norm)
+                shard, grad, update_inputs.lr, *self._norm_args(update_inputs.norm), is_finite
             )
-            new = _select_tensors(is_finite, tensors, old)
-            for key, t in new.items():
+            for key, t in tensors.items():
                 ops.remote_store(buffers[key], row, t)
-            updated[name] = new[_VARIABLE]
+            updated[name] = shard
         return updated
 
     def _norm_args(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
         """Arguments for the global gradient norm; empty if the updates do not clip."""
         return [norm] if self.clips_gradients else []
-
-
-def _select_tensors(
-    condition: popxl.Tensor, new: dict[str, popxl.Tensor], old: dict[str, popxl.Tensor]
-) -> dict[str, popxl.Tensor]:
-    """Select `new` tensors where the condition holds, otherwise `old` ones.
-
-    A selection, unlike a branch, is fused into the update's loop over elements.
-    """
-    return {key: ops.where(condition, t, old[key]) for key, t in new.items()}
 
 
 def _variable_and_state_buffers(
@@ -143,6 +131,7 @@ def _build_update_graph(
         loss_scaling=settings.config.gradient_scaling,
         **kwargs,
         **clipping,
+        apply_update=popxl.TensorSpec((), popxl.bool),
     )
 
 

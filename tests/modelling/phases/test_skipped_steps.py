@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import pytest
 import popxl
 from modelling.phases.training import TrainingProgram
 from popxl import ops
+from popxl_addons.optimizers._optimizer_step import OptimizerStep
 from tests.modelling.phases import toy
 from tests.modelling.phases.toy import Loss, toy_config
 from tests.modelling.phases.toy_runs import SAMPLES, draw, feed, toy_session
@@ -66,6 +67,12 @@ def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> No
         np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
+def update_always(
+    _: OptimizerStep, var: popxl.Tensor, update: Callable[[popxl.Tensor], popxl.Tensor]
+) -> popxl.Tensor:
+    return update(var)
+
+
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
 def test_a_skipped_step_changes_nothing(dp: int, tp: int) -> None:
     """With it or without it, training goes on alike: moments and their counters are as before."""
@@ -105,12 +112,7 @@ def test_without_the_selection_a_step_would_spoil_the_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the selection the tests above fail."""
-    from modelling.phases import phase_optimizer
-
-    def always(_: popxl.Tensor, new: object, old: object) -> object:
-        return new
-
-    monkeypatch.setattr(phase_optimizer, "_select_tensors", always)
+    monkeypatch.setattr(OptimizerStep, "update_variable", update_always)
     run = Run(1, 1)
     with run.session:
         run.step(0, np.inf)
@@ -119,7 +121,6 @@ def test_without_the_selection_a_step_would_spoil_the_state(
 
 def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither temporaries nor copies: it belongs to the loop that computes the update."""
-    from modelling.phases import phase_optimizer
 
     def measured() -> tuple[int, int]:
         run = Run(1, 1)
@@ -128,11 +129,8 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         copies = text.count(" copy(") - text.count(" = f32[1]{0} copy(")  # one number is no array
         return run.session.memory_use().temporaries, copies
 
-    def always(_: popxl.Tensor, new: object, old: object) -> object:
-        return new
-
     with_it = measured()
-    monkeypatch.setattr(phase_optimizer, "_select_tensors", always)
+    monkeypatch.setattr(OptimizerStep, "update_variable", update_always)
     without = measured()
     entry = 4 * toy.WIDTH**2
     assert with_it[0] - without[0] < entry

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import popxl
 from popxl import ReplicaGrouping, ops
 from popxl_addons.layers.initialisers import zeros
@@ -29,9 +31,36 @@ def is_not_neutral(x: Number, neutral_value: float) -> bool:
 class OptimizerStep(Module):
     """Base class: one in-place optimizer step of one variable, computed in float32.
 
+    Attributes:
+        apply_update: bool scalar: where it is False the step changes no bit of its variables; None:
+            it is always applied.
+
     Args:
         cache: reuse the graph for variables of the same shape and the same settings.
     """
+
+    apply_update: popxl.Tensor | None = None
+
+    def update_variable(
+        self, var: popxl.Tensor, update: Callable[[popxl.Tensor], popxl.Tensor]
+    ) -> popxl.Tensor:
+        """Update a variable in place, if the step is applied; returns its value.
+
+        A selection, unlike a branch, is fused into the update's loop over elements. The weight is
+        computed from the selected moments: of others XLA's loop for the weight would compute the
+        new moments again.
+
+        Args:
+            update: updates the variable in place, and returns the updated tensor.
+        """
+        if self.apply_update is None:
+            return update(var)
+        old = ops.identity(var)
+        return ops.var_updates.copy_var_update_(var, ops.where(self.apply_update, update(var), old))
+
+    def store(self, var: popxl.Tensor, value: popxl.Tensor) -> None:
+        """Store a value in a variable in place, if the step is applied."""
+        self.update_variable(var, lambda t: ops.var_updates.copy_var_update_(t, value))
 
     @staticmethod
     def unscale_and_clip(
@@ -85,4 +114,5 @@ class OptimizerStep(Module):
     def increment_step(self) -> popxl.Tensor:
         """Increment the step counter; returns the new step number (from 1), float32 scalar."""
         counter = self.add_variable_input("step", zeros(()), popxl.float32, by_ref=True)
-        return ops.var_updates.accumulate_(counter, popxl.constant(1, popxl.float32))
+        one = popxl.constant(1, popxl.float32)
+        return self.update_variable(counter, lambda t: ops.var_updates.accumulate_(t, one))

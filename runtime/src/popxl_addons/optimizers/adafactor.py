@@ -49,6 +49,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         global_norm: popxl.Tensor | None = None,
         global_norm_max: Number | None = None,
         matrix_layout: MatrixLayout | None = None,
+        apply_update: popxl.Tensor | None = None,
     ) -> None:
         """Run an Adafactor step: update `var` and the optimizer state in place.
 
@@ -71,17 +72,14 @@ class AdafactorOptimizerStep(OptimizerStep):
             global_norm: norm of all gradients, without loss scaling.
             global_norm_max: gradients are scaled down so that the norm is at most this.
             matrix_layout: layout of the matrices in the variable. Default: it is one matrix.
+            apply_update: bool scalar; where it is False the step changes nothing.
 
         Raises:
             ValueError: shapes differ, only one of the norms is given, both or none of a learning
                 rate and `relative_step`, or `warmup_init` without `relative_step`.
         """
-        relative = lr is None if relative_step is None else relative_step
-        if relative == (lr is not None) or (warmup_init and not relative):
-            raise ValueError(
-                "Adafactor takes a learning rate lr, or relative_step=True without one; "
-                "warmup_init needs relative_step"
-            )
+        _check_learning_rate(lr, relative_step, warmup_init)
+        self.apply_update = apply_update
         group = popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
         gradient = self.unscale_and_clip(var, grad, loss_scaling, global_norm, global_norm_max)
         matrices = ShardedMatrices(var, group, matrix_layout or MatrixLayout())
@@ -102,13 +100,20 @@ class AdafactorOptimizerStep(OptimizerStep):
         update = matrices.from_blocks(direction * _broadcast_per_matrix(lrs, matrices))
         if beta1 is not None:
             mean = self.add_state_like("first_order", var, popxl.float32, group)
-            update = ops.var_updates.accumulate_moving_average_(mean, update, beta1)
+            update = self._update_average(mean, update, beta1)
         if is_not_neutral(weight_decay, 0):
             decayed = matrices.to_blocks(to_float32(var)) * _broadcast_per_matrix(
                 decay_lrs, matrices
             )
             update = update + matrices.from_blocks(decayed) * as_tensor(weight_decay)
-        ops.var_updates.accumulate_(var, update, -1.0)
+        self.update_variable(var, lambda t: ops.var_updates.accumulate_(t, update, -1.0))
+
+    def _update_average(
+        self, average: popxl.Tensor, value: popxl.Tensor, decay: Number
+    ) -> popxl.Tensor:
+        """Update a moving average in place; returns it."""
+        update = ops.var_updates.accumulate_moving_average_
+        return self.update_variable(average, lambda t: update(t, value, decay))
 
     def _scaled_gradient(
         self,
@@ -120,10 +125,9 @@ class AdafactorOptimizerStep(OptimizerStep):
         eps: float,
     ) -> popxl.Tensor:
         """Scale the gradient by its second moment's inverse root: -> (height, count, columns)."""
-        average = ops.var_updates.accumulate_moving_average_
         if not matrices.is_matrix:
             second = self.add_state_like("second_order", var, popxl.float32, group)
-            square = average(second, gradient * gradient + eps, decay)
+            square = self._update_average(second, gradient * gradient + eps, decay)
             return matrices.to_blocks(gradient / ops.sqrt(square))
         blocks = matrices.to_blocks(gradient)
         squares = blocks * blocks
@@ -131,9 +135,9 @@ class AdafactorOptimizerStep(OptimizerStep):
         columns = self._add_factored_state("second_order_columns", 1, matrices)
         by_row = ops.transpose(matrices.row_means(squares))
         by_column = matrices.column_means(squares)
-        row = average(rows, by_row.flatten() + eps, decay).reshape(by_row.shape)
-        column = average(columns, by_column.flatten() + eps, decay).reshape(by_column.shape)
-        row = ops.transpose(row)
+        row = self._update_average(rows, by_row.flatten() + eps, decay)
+        column = self._update_average(columns, by_column.flatten() + eps, decay)
+        row, column = ops.transpose(row.reshape(by_row.shape)), column.reshape(by_column.shape)
         relative = matrices.local_rows(row / matrices.combine_means(row, column))
         root = ops.sqrt(relative).reshape((matrices.height, matrices.count, 1))
         return blocks / root / ops.sqrt(column)
@@ -143,6 +147,15 @@ class AdafactorOptimizerStep(OptimizerStep):
         elements = matrices.count * (matrices.columns if axis else matrices.rows)
         group = matrices.replicas_with_equal_means(axis)
         return self.add_variable_input(name, zeros((elements,)), popxl.float32, True, group)
+
+
+def _check_learning_rate(lr: Number | None, relative_step: bool | None, warmup_init: bool) -> None:
+    relative = lr is None if relative_step is None else relative_step
+    if relative == (lr is not None) or (warmup_init and not relative):
+        raise ValueError(
+            "Adafactor takes a learning rate lr, or relative_step=True without one; "
+            "warmup_init needs relative_step"
+        )
 
 
 def _relative_step(step: popxl.Tensor, warmup: bool) -> popxl.Tensor:

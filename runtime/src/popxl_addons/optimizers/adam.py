@@ -49,6 +49,7 @@ class AdamOptimizerStep(OptimizerStep):
         loss_scaling: Number = 1,
         global_norm: popxl.Tensor | None = None,
         global_norm_max: Number | None = None,
+        apply_update: popxl.Tensor | None = None,
     ) -> None:
         """Run an AdamW step: update `var` and the optimizer state in place.
 
@@ -63,10 +64,12 @@ class AdamOptimizerStep(OptimizerStep):
             loss_scaling: factor on the loss, by which the gradient is divided.
             global_norm: norm of all gradients, without loss scaling.
             global_norm_max: gradients are scaled down so that the norm is at most this.
+            apply_update: bool scalar; where it is False the step changes nothing.
 
         Raises:
             ValueError: shapes differ, or only one of the norms is given.
         """
+        self.apply_update = apply_update
         gradient = self.unscale_and_clip(var, grad, loss_scaling, global_norm, global_norm_max)
         dtypes = first_order_dtype, second_order_dtype
         mean, square = self._update_moments(var, gradient, replica_grouping, beta1, beta2, dtypes)
@@ -78,7 +81,7 @@ class AdamOptimizerStep(OptimizerStep):
         if is_not_neutral(weight_decay, 0):
             update = update + to_float32(var) * as_tensor(weight_decay)
         step_size = ops.negate(to_float32(lr)) if isinstance(lr, popxl.Tensor) else -lr
-        ops.var_updates.accumulate_(var, update, step_size)
+        self.update_variable(var, lambda t: ops.var_updates.accumulate_(t, update, step_size))
 
     def _update_moments(
         self,
@@ -93,8 +96,14 @@ class AdamOptimizerStep(OptimizerStep):
         updates = ops.var_updates
         first = self.add_state_like("first_order", var, dtypes[0], group)
         second = self.add_state_like("second_order", var, dtypes[1], group)
-        mean = updates.accumulate_moving_average_(first, gradient, _as_scalar(beta1))
-        square = updates.accumulate_moving_average_square_(second, gradient, _as_scalar(beta2))
+        mean = self.update_variable(
+            first,
+            lambda t: updates.accumulate_moving_average_(t, gradient, _as_scalar(beta1)),
+        )
+        square = self.update_variable(
+            second,
+            lambda t: updates.accumulate_moving_average_square_(t, gradient, _as_scalar(beta2)),
+        )
         return to_float32(mean), to_float32(square)
 
 

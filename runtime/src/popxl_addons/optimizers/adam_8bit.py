@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import popxl
-from popxl import ReplicaGrouping, ops
+from popxl import ReplicaGrouping
 from popxl.custom import jax_op
 from popxl_addons.optimizers import state_8bit
 from popxl_addons.optimizers._optimizer_step import Number, to_float32
@@ -87,7 +87,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
             (second, _quantize_second_moment(square, blocks=blocks)),
         ):
             for variable, value in zip(state, new, strict=True):
-                ops.var_updates.copy_var_update_(variable, value.reshape(variable.shape))
+                self.store(variable, value.reshape(variable.shape))
         return mean, square
 
     def _quant_blocks(

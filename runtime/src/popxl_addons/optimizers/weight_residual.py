@@ -28,10 +28,9 @@ def join_weight(var: popxl.Tensor, residual: popxl.Tensor) -> popxl.Tensor:
     return ops.cast(var, popxl.float32) + _dequantize_residual(var, residual)
 
 
-def store_split_weight(
-    var: popxl.TensorByRef, residual: popxl.TensorByRef, weight: popxl.Tensor
-) -> None:
-    """Store a float32 weight in place to a 16-bit variable and its residual."""
+def split_weight(
+    weight: popxl.Tensor, var: popxl.Tensor, residual: popxl.Tensor
+) -> tuple[popxl.Tensor, popxl.Tensor]:
+    """Split a float32 weight into a value and a residual of the dtypes of `var` and `residual`."""
     low, new_residual = _split_weight(weight, var, residual)
-    ops.var_updates.copy_var_update_(var, low)
-    ops.var_updates.copy_var_update_(residual, new_residual)
+    return low, new_residual
