@@ -110,11 +110,11 @@ class VariantCache:
 
 def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
     family, on_target = get_family(config), with_target_device(config, target)
-    weight_map, teacher = family.weight_map(config), None
-    if config.training.holds_teacher:
-        from planning.teacher_config import held_teacher  # other objectives do without
+    weight_map, teacher_head = family.weight_map(config), None
+    if config.training.has_teacher_head:
+        from planning.teacher_config import make_teacher_head  # other objectives do without
 
-        teacher = held_teacher(on_target)
+        teacher_head = make_teacher_head(on_target)
 
     def build(variant: ProgramVariant) -> TrainingProgram:
         return build_training_program(
@@ -123,7 +123,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
             weight_map=weight_map,
             saved_fractions=dict(variant.saved_layers),
             per_pass=variant.per_pass,
-            teacher=teacher,
+            teacher_head=teacher_head,
             saves_gates=variant.saves_gates,
         )
 

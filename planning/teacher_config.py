@@ -21,7 +21,7 @@ from huggingface.peft_files import find_base_model
 from modelling.devices import resolve_platform
 from modelling.model_family import get_family
 from modelling.objectives import HiddenStates, Objective, TopTokens
-from modelling.phases.held_teacher import HeldTeacher
+from modelling.phases.teacher_head import TeacherHead
 from planning.config_loader import CONFIG_LOADER
 
 OWN_FIELDS = ("family", "model", "adapter")
@@ -87,7 +87,9 @@ def _pass_samples(config: RunConfig) -> int:
     return max(batch, PASS_TOKENS // config.model.sequence_length // at_once * at_once)
 
 
-def teacher_outputs(config: RunConfig, of_teacher: RunConfig) -> tuple[Objective, np.dtype]:
+def teacher_objective_and_dtype(
+    config: RunConfig, of_teacher: RunConfig
+) -> tuple[Objective, np.dtype]:
     """Returns what a teacher's pass computes for each loss token, and the dtype of a stored row.
 
     Args:
@@ -101,11 +103,11 @@ def teacher_outputs(config: RunConfig, of_teacher: RunConfig) -> tuple[Objective
     return TopTokens(k, training.rest_temperature, vocab_size), top_tokens_dtype(k)
 
 
-def held_teacher(
+def make_teacher_head(
     config: RunConfig,
     of_teacher: RunConfig | None = None,
     weights: Callable[[], Arrays] | None = None,
-) -> HeldTeacher | None:
+) -> TeacherHead | None:
     """Returns the teacher's head that the student's program holds; None if it holds none.
 
     Args:
@@ -116,10 +118,10 @@ def held_teacher(
     Raises:
         UserError: see `teacher_config`; the head has adapters.
     """
-    if not config.training.holds_teacher:
+    if not config.training.has_teacher_head:
         return None
     of_teacher = of_teacher or teacher_config(config)[0]
     make_head = partial(get_family(of_teacher).build_head, of_teacher)
-    held = HeldTeacher(of_teacher, config.model.output_vocab_size, make_head, weights)
+    held = TeacherHead(of_teacher, config.model.output_vocab_size, make_head, weights)
     held.check_supported()
     return held

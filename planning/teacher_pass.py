@@ -9,7 +9,7 @@ from planning.hardware.machines import Machine
 from planning.program_variants import with_target_device
 from planning.report import PlanReport, make_report
 from planning.requirements import loss_requirements
-from planning.teacher_config import teacher_config, teacher_outputs
+from planning.teacher_config import teacher_config, teacher_objective_and_dtype
 
 
 def plan_teacher_pass(config: RunConfig, machine: Machine) -> PlanReport | None:
@@ -21,7 +21,7 @@ def plan_teacher_pass(config: RunConfig, machine: Machine) -> PlanReport | None:
     if config.training.teacher is None:
         return None
     of_teacher = loss_config(teacher_config(with_target_device(config, machine.target))[0])
-    objective = teacher_outputs(config, of_teacher)[0]
+    objective = teacher_objective_and_dtype(config, of_teacher)[0]
     requirements = loss_requirements("teacher", of_teacher, machine.target, objective)
     return make_report(str(config.training.teacher), requirements, machine)
 
@@ -39,7 +39,7 @@ def format_teacher_pass(report: PlanReport, config: RunConfig) -> str:
         f"{name} {format_bytes(needed)} of {format_bytes(available)}"
         for name, (needed, available) in report.memory_use.items()
     )
-    stored = teacher_outputs(config, of_teacher)[1].itemsize
+    stored = teacher_objective_and_dtype(config, of_teacher)[1].itemsize
     samples, seconds = report.requirements.samples, report.expected_seconds
     return "\n".join([
         f"teacher      {format_path(report.preset)}: {report.requirements.parameters / 1e6:,.1f} M "

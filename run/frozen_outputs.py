@@ -33,7 +33,7 @@ from files.atomic_writing import write_file_atomically
 from files.errors import WriteError
 from files.formatting import format_bytes, format_path
 from modelling.objectives import HiddenStates, Objective, TokenLogps, TopTokens
-from modelling.phases.held_teacher import HeldTeacher
+from modelling.phases.teacher_head import TeacherHead
 from run.frozen_outputs_file import COMPLETE, DRAFT, OutputsFile, read_complete_file
 from sessions.loss_evaluation import LossSession
 from sessions.session import compile_session
@@ -47,7 +47,7 @@ class OutputsSource(Protocol):
     """Interface of the frozen model that an objective needs: a reference or a teacher."""
 
     @property
-    def held(self) -> HeldTeacher | None:
+    def teacher_head(self) -> TeacherHead | None:
         """The head that a program holds besides its own; None if it needs none."""
         ...
 

@@ -23,8 +23,8 @@ class ReferenceLogps:
     """Log-probabilities of preference pairs by the model that a run starts from."""
 
     reference: InitialModel
-    held = None
-    """Its outputs are stored: the trained program holds no head of it (`Teacher.held`)."""
+    teacher_head = None
+    """Its outputs are stored: the trained program holds no head of it (`Teacher.teacher_head`)."""
 
     @property
     def initial_models(self) -> tuple[InitialModel, ...]:

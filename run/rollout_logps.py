@@ -30,8 +30,8 @@ class RolloutLogps:
     policy: InitialModel
     reference: InitialModel | None
     temperature: float
-    held = None
-    """Its outputs are stored: the trained program holds no head of it (`Teacher.held`)."""
+    teacher_head = None
+    """Its outputs are stored: the trained program holds no head of it (`Teacher.teacher_head`)."""
 
     @property
     def initial_models(self) -> tuple[InitialModel, ...]:

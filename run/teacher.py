@@ -22,9 +22,9 @@ from huggingface.hub import load_tokenizer
 from huggingface.model_folders import read_hf_directory
 from huggingface.pretrained import get_local_folder
 from modelling.model_family import get_family
-from modelling.phases.held_teacher import HeldTeacher
+from modelling.phases.teacher_head import TeacherHead
 from planning.hardware.memory_check import check_lower_bound
-from planning.teacher_config import held_teacher, teacher_config, teacher_outputs
+from planning.teacher_config import make_teacher_head, teacher_config, teacher_objective_and_dtype
 from run.frozen_outputs import (
     FrozenModel,
     hidden_states_kind,
@@ -71,7 +71,7 @@ class Teacher:
         if config.training.objective != "distill":
             return None
         of_teacher, tokenizer_name = teacher_config(config)
-        held_teacher(config, of_teacher)  # its errors come before the pass
+        make_teacher_head(config, of_teacher)  # its errors come before the pass
         _check_vocabulary(config, of_teacher, data.tokenizer, tokenizer_name)
         check_lower_bound(of_teacher)
         location = Path(config.training.teacher_cache or folder.teacher_folder)
@@ -91,15 +91,17 @@ class Teacher:
         """Add the teacher's outputs, stored or computed, to samples; collective."""
         training, vocab_size = self.config.training, self.config.model.output_vocab_size
         if training.top_k is None:
-            kind = hidden_states_kind(teacher_outputs(self.config, self.model.config)[1])
+            kind = hidden_states_kind(
+                teacher_objective_and_dtype(self.config, self.model.config)[1]
+            )
         else:
             kind = top_tokens_kind(training.top_k, training.rest_temperature, vocab_size)
         return SamplesWithTokenOutputs(samples, self.model.outputs(samples, kind))
 
     @property
-    def held(self) -> HeldTeacher | None:
+    def teacher_head(self) -> TeacherHead | None:
         """The teacher's head that the student's program holds; None if it holds none."""
-        return held_teacher(self.config, self.model.config, self.model.weights)
+        return make_teacher_head(self.config, self.model.config, self.model.weights)
 
     def remove_drafts(self) -> None:
         """Delete unfinished files of outputs that no process is writing."""

@@ -316,8 +316,10 @@ def _verify_checkpoint(start: InitialState) -> None:
 
 
 def _compile_model(config: RunConfig, frozen: OutputsSource | None) -> TrainingSession:
-    teacher = None if frozen is None else frozen.held
-    return compile_session(lambda: TrainingSession(config, teacher=teacher), "the training program")
+    teacher_head = None if frozen is None else frozen.teacher_head
+    return compile_session(
+        lambda: TrainingSession(config, teacher_head=teacher_head), "the training program"
+    )
 
 
 def _create_evaluator(

@@ -21,7 +21,7 @@ from modelling.phases.evaluation import (
     evaluated_weight_map,
     loss_config,
 )
-from modelling.phases.held_teacher import HeldTeacher
+from modelling.phases.teacher_head import TeacherHead
 from sessions.aux_metrics import compute_metric_sums
 from sessions.length_programs import LengthPrograms
 from sessions.session import ModelSession
@@ -60,14 +60,14 @@ class LossSession(ModelSession):
         config: RunConfig,
         weight_source: ModelSession | None = None,
         objective: Objective | None = None,
-        teacher: HeldTeacher | None = None,
+        teacher_head: TeacherHead | None = None,
     ) -> None:
         """Build and compile the loss program; configurations for training work, too.
 
         Args:
             weight_source: see `ModelSession`.
             objective: what the head computes; None: the objective of the configuration.
-            teacher: whose head the program holds, if the objective compares with it.
+            teacher_head: whose head the program holds, if the objective compares with it.
         """
         config = loss_config(config)
         self._sharding = BatchSharding.from_config(config)
@@ -76,11 +76,15 @@ class LossSession(ModelSession):
         family = self._family
 
         def build(config: RunConfig) -> LossProgram:
-            return build_loss_program(config, family.build_phases, weight_map, objective, teacher)
+            return build_loss_program(
+                config, family.build_phases, weight_map, objective, teacher_head
+            )
 
         self.program = build(config)
         variables = self.program.variables
-        super().__init__(config, self.program.ir, weight_map, variables, weight_source, teacher)
+        super().__init__(
+            config, self.program.ir, weight_map, variables, weight_source, teacher_head
+        )
         self._programs = LengthPrograms(config, self.session, self.program, build)
 
     def compute(

@@ -14,7 +14,7 @@ import popxl
 from checkpoints.collective_io import raise_damage_on_all_processes
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
-from modelling.phases.held_teacher import HeldTeacher
+from modelling.phases.teacher_head import TeacherHead
 from modelling.weights import Variables, WeightMap
 from planning.hardware.disk_offload import (
     check_fits_memory,
@@ -46,17 +46,19 @@ class ModelSession:
         weight_map: WeightMap,
         variables: Variables,
         weight_source: ModelSession | None = None,
-        teacher: HeldTeacher | None = None,
+        teacher_head: TeacherHead | None = None,
     ) -> None:
         """Compile the program `ir`.
 
         Args:
             variables: the program's variables, by the phases of `weight_map`.
             weight_source: a session whose weights this one shares; it is entered while this one is.
-            teacher: whose head the program has, too; its weights are written with the model's.
+            teacher_head: whose head the program has, too; its weights are written with the model's.
         """
-        (weight_map if teacher is None else teacher.add_to(weight_map)).check_complete(variables)
-        self._teacher = teacher
+        (
+            weight_map if teacher_head is None else teacher_head.extend_weight_map(weight_map)
+        ).check_complete(variables)
+        self._teacher_head = teacher_head
         self.config, self.variables = config, variables
         self._weight_map, self._weight_source = weight_map, weight_source
         if config.execution.host_memory is not None:
@@ -89,9 +91,9 @@ class ModelSession:
             ValueError: a tensor is missing; wrong shapes are errors when a tensor is read.
         """
         values: dict[Any, Any] = dict(self._weight_map.to_variables(tensors, self.variables))
-        if self._teacher is not None:
-            of_teacher = self._teacher.weight_map(self._weight_map)
-            values |= of_teacher.to_variables(self._teacher.arrays, self.variables)
+        if self._teacher_head is not None:
+            head_map = self._teacher_head.head_weight_map(self._weight_map)
+            values |= head_map.to_variables(self._teacher_head.arrays, self.variables)
         if self._weight_source is not None:
             values |= self._weight_source.value_readers(self.variables)
         self.session.write_variables_data(

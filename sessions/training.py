@@ -20,7 +20,7 @@ from data.samples import Batch
 from modelling.layers import EXPERT_USAGE, LOSS_STATS
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
-from modelling.phases.held_teacher import HeldTeacher
+from modelling.phases.teacher_head import TeacherHead
 from modelling.phases.training import TrainingProgram, build_training_program
 from modelling.weights import ShardReader, Variables
 from planning.placement_search import build_best_program
@@ -59,13 +59,13 @@ class TrainingSession(ModelSession):
     """Trains a model. Use it as a context manager; write the weights before the first step."""
 
     def __init__(
-        self, config: RunConfig, gradients: bool = False, teacher: HeldTeacher | None = None
+        self, config: RunConfig, gradients: bool = False, teacher_head: TeacherHead | None = None
     ) -> None:
         """Build and compile the training program.
 
         Args:
             gradients: keep the gradients of the last step for `gradients`.
-            teacher: whose head the program holds, if the objective compares with it.
+            teacher_head: whose head the program holds, if the objective compares with it.
         """
         self._family = family = get_family(config)
         self._pending: int | None = None  # number of the step whose update is deferred
@@ -81,7 +81,7 @@ class TrainingSession(ModelSession):
                 weight_map,
                 saved,
                 variant.per_pass,
-                teacher,
+                teacher_head,
                 variant.saves_gates,
             )
 
@@ -94,7 +94,7 @@ class TrainingSession(ModelSession):
 
         self.program = build_best_program(config, build)
         variables = self.program.variables
-        super().__init__(config, self.program.ir, weight_map, variables, teacher=teacher)
+        super().__init__(config, self.program.ir, weight_map, variables, teacher_head=teacher_head)
         chosen = variants[self.program.ir]
         self._programs = LengthPrograms(
             config, self.session, self.program, lambda shorter: build_variant(shorter, chosen)

@@ -37,7 +37,7 @@ class DistillationTraining(CommonTraining):
     """distill: folder of the teacher's outputs that runs can share. null: the run's own."""
 
     @property
-    def holds_teacher(self) -> bool:
+    def has_teacher_head(self) -> bool:
         """True if the student's program has the teacher's head."""
         return self.objective == "distill" and self.top_k is None
 

@@ -35,7 +35,7 @@ class LMHeadLoss(HeadLoss):
         scale: factor on the logits.
 
     Attributes:
-        teacher: the output layer of the teacher, see `hold_teacher`.
+        teacher: the output layer of the teacher, see `set_teacher`.
     """
 
     teacher: LMHeadLoss | None = None
@@ -62,7 +62,7 @@ class LMHeadLoss(HeadLoss):
         with fp8_head_context(self.config):
             self.lm_head = LMHead(std, self.tied, bias, softcap, hf_linear)
 
-    def hold_teacher(self, teacher: LMHeadLoss, states: TeacherStates) -> None:
+    def set_teacher(self, teacher: LMHeadLoss, states: TeacherStates) -> None:
         """Adds a teacher's output layer, which makes logits of its hidden states."""
         from modelling.objectives import FullDistillation
 

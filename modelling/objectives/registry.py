@@ -38,7 +38,7 @@ def _objective_class(config: RunConfig) -> Callable[[RunConfig], Objective]:
             from modelling.objectives.policy_gradient import PolicyGradient
 
             return PolicyGradient
-    if config.training.holds_teacher:
+    if config.training.has_teacher_head:
         from modelling.objectives.full_distillation import FullDistillation
 
         return FullDistillation

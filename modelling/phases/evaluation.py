@@ -11,10 +11,10 @@ from config.sections import RunConfig
 from modelling.ir_building import build_ir
 from modelling.layers.head_loss import LOSS_STATS
 from modelling.objectives import Objective
-from modelling.phases.held_teacher import HeldTeacher, with_teacher
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs
+from modelling.phases.teacher_head import TeacherHead, with_teacher_head
 from modelling.weights import WeightMap
 
 
@@ -60,7 +60,7 @@ def build_loss_program(
     build_phases: Callable[[PhaseSettings], PhasePlan],
     weight_map: WeightMap,
     objective: Objective | None = None,
-    teacher: HeldTeacher | None = None,
+    teacher_head: TeacherHead | None = None,
 ) -> LossProgram:
     """Build the loss program of a configuration, with `model.eval` set.
 
@@ -69,12 +69,14 @@ def build_loss_program(
 
     Args:
         objective: what the head computes; None: the objective of the configuration.
-        teacher: see `PhaseSettings`.
+        teacher_head: see `PhaseSettings`.
     """
     with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
-        in_program = with_teacher(weight_map, teacher)
-        settings = PhaseSettings(config, groups, in_program, objective=objective, teacher=teacher)
+        in_program = with_teacher_head(weight_map, teacher_head)
+        settings = PhaseSettings(
+            config, groups, in_program, objective=objective, teacher_head=teacher_head
+        )
         phase_plan = build_phases(settings)
         variables = {phase.name: phase.init_variables() for phase in phase_plan.phases}
         phase_plan.inputs.load_from_host()

@@ -22,8 +22,10 @@ def set_objective(head: HeadLoss, settings: PhaseSettings) -> None:
     """Set what an output layer computes, with the teacher that it compares with."""
     if settings.objective is not None:
         head.objective = settings.objective
-    elif settings.teacher is not None:
-        as_lm_head(head).hold_teacher(settings.teacher.build_head(), settings.teacher.states)
+    elif settings.teacher_head is not None:
+        as_lm_head(head).set_teacher(
+            settings.teacher_head.build_head(), settings.teacher_head.states
+        )
 
 
 def build_loss_phases(

@@ -12,7 +12,7 @@ from config.model import QuantConfig
 from config.sections import RunConfig
 from modelling.layers.parallel import ParallelGroups
 from modelling.objectives import Objective
-from modelling.phases.held_teacher import HeldTeacher
+from modelling.phases.teacher_head import TeacherHead
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.weight_map import format_missing_mapping
 from modelling.weights.weight_mapping import WeightsError, is_quantizable
@@ -39,7 +39,7 @@ class PhaseSettings:
             all.
         saves_gates: True if layers that save their activations also save the outputs of gates.
         objective: what the head computes in place of the config's objective; None: that.
-        teacher: whose head the student's is held beside; None: none.
+        teacher_head: whose head the student's is held beside; None: none.
     """
 
     config: RunConfig
@@ -48,7 +48,7 @@ class PhaseSettings:
     saved_fractions: Mapping[str, float] = field(default_factory=dict)
     per_pass: int | None = None
     objective: Objective | None = None
-    teacher: HeldTeacher | None = None
+    teacher_head: TeacherHead | None = None
     saves_gates: bool = False
 
     @property

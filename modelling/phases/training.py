@@ -12,10 +12,10 @@ import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.devices import resolve_platform
 from modelling.ir_building import build_ir
-from modelling.phases.held_teacher import HeldTeacher, with_teacher
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs, UpdateInputs
+from modelling.phases.teacher_head import TeacherHead, with_teacher_head
 from modelling.weights import WeightMap
 from popxl import ops
 
@@ -64,7 +64,7 @@ def build_training_program(
     weight_map: WeightMap | None = None,
     saved_fractions: Mapping[str, float] = RECOMPUTE_ALL,
     per_pass: int | None = None,
-    teacher: HeldTeacher | None = None,
+    teacher_head: TeacherHead | None = None,
     saves_gates: bool = False,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
@@ -73,15 +73,15 @@ def build_training_program(
         build_phases: builds the family's phases in the current Ir.
         with_gradients: True to create variables with the gradients of the last step for the host.
         weight_map: the model's weights; Adafactor needs them.
-        saved_fractions, per_pass, teacher, saves_gates: fields of `PhaseSettings`.
+        saved_fractions, per_pass, teacher_head, saves_gates: fields of `PhaseSettings`.
     """
     iterations = config.execution.device_iterations
     with build_ir(config) as (ir, groups):
         addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
         ir.num_host_transfers = config.gradient_accumulation * iterations
-        in_program = with_teacher(weight_map, teacher)
+        in_program = with_teacher_head(weight_map, teacher_head)
         settings = PhaseSettings(
-            config, groups, in_program, saved_fractions, per_pass, None, teacher, saves_gates
+            config, groups, in_program, saved_fractions, per_pass, None, teacher_head, saves_gates
         )
         phase_plan = build_phases(settings)
         seed = None

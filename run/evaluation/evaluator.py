@@ -83,9 +83,9 @@ class Evaluator:
             samples = data.make_samples(corpus, for_eval=True)
             self._samples = samples if frozen is None else frozen.extend_samples(samples)
             self._warn_truncated(self._samples.truncation_counts.prompts)
-            teacher = None if frozen is None else frozen.held
+            teacher_head = None if frozen is None else frozen.teacher_head
             self._losses = compile_session(
-                lambda: LossSession(config, weight_source, teacher=teacher),
+                lambda: LossSession(config, weight_source, teacher_head=teacher_head),
                 "the program of the loss",
             )
         self._predictor: GenerativePredictor | LabelPredictor | None = None

@@ -17,8 +17,8 @@ from data.samples import IGNORE_INDEX, Samples
 from data.token_outputs import SamplesWithTokenOutputs
 from modelling.layers import LMHeadLoss
 from modelling.model_family import get_family
-from modelling.phases.held_teacher import HeldTeacher
-from planning.teacher_config import teacher_outputs
+from modelling.phases.teacher_head import TeacherHead
+from planning.teacher_config import teacher_objective_and_dtype
 from run.frozen_outputs import FrozenModel, hidden_states_kind
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
@@ -75,7 +75,7 @@ def check(
     )  # fmt: skip
     weights = to_weights(of_teacher, teacher)  # before it is in float64
     frozen = FrozenModel("the teacher", of_teacher, "digest", lambda: weights, folder)
-    kind = hidden_states_kind(teacher_outputs(config, of_teacher)[1])
+    kind = hidden_states_kind(teacher_objective_and_dtype(config, of_teacher)[1])
     samples = SamplesWithTokenOutputs(samples, frozen.outputs(samples, kind))
     given = [
         samples.take((np.arange(BATCH) + BATCH * step) % len(samples)) for step in range(STEPS)
@@ -92,13 +92,13 @@ def check(
     start = to_weights(config, deepcopy(model).float())
     expected = train(model, given, loss, RATE)
     make_head = partial(get_family(of_teacher).build_head, of_teacher)
-    held = HeldTeacher(of_teacher, config.model.output_vocab_size, make_head, lambda: weights)
-    ours = TrainingSession(config, gradients=True, teacher=held)
+    held = TeacherHead(of_teacher, config.model.output_vocab_size, make_head, lambda: weights)
+    ours = TrainingSession(config, gradients=True, teacher_head=held)
     ours.write(start)
     named = dict if config.family != "llama" else base_weight_map(config).to_hf
     check_training(ours, given, expected, RATE, lambda found: dict(named(found)))
     assert not any(name.startswith("teacher") for name in found_names(ours, start))
-    evaluation = LossSession(config, teacher=held)
+    evaluation = LossSession(config, teacher_head=held)
     evaluation.write(start)
     with evaluation:
         first = evaluation.compute(Few(samples))

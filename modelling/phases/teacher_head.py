@@ -32,7 +32,7 @@ HEAD, USED_MODULES = "head", ("lm_head", "tokens")
 
 
 @dataclass(frozen=True)
-class HeldTeacher:
+class TeacherHead:
     """The head of a distillation's teacher, with as many rows as the student's.
 
     Rows that the student's head lacks are cut, since no text has their tokens; missing ones are 0,
@@ -70,7 +70,9 @@ class HeldTeacher:
             replace(
                 mapping,
                 path=f"{TEACHER}.{mapping.path}",
-                weights=tuple(replace(w, name=_held_name(w.name)) for w in mapping.weights),
+                weights=tuple(
+                    replace(w, name=_teacher_weight_name(w.name)) for w in mapping.weights
+                ),
                 trainable=False,
             )
             for mapping in collect_mappings(self.build_head(), "")
@@ -86,16 +88,18 @@ class HeldTeacher:
                 "training.teacher"
             )
 
-    def add_to(self, weight_map: WeightMap) -> WeightMap:
+    def extend_weight_map(self, weight_map: WeightMap) -> WeightMap:
         """Return the weight map of a student's program, with the teacher's head."""
         (layer,) = weight_map.phases[HEAD]
         layers = {**weight_map.layers, layer: (*weight_map.layers[layer], *self.mappings)}
         return replace(weight_map, layers=layers)
 
-    def weight_map(self, of_student: WeightMap) -> WeightMap:
-        """Return the part of `add_to` that the student's weights do not have."""
+    def head_weight_map(self, student_weight_map: WeightMap) -> WeightMap:
+        """Return the part of `extend_weight_map` that the student's weights do not have."""
         held = set(self.mappings)
-        return self.add_to(of_student).filter_mappings(lambda mapping: mapping in held)
+        return self.extend_weight_map(student_weight_map).filter_mappings(
+            lambda mapping: mapping in held
+        )
 
     @property
     def arrays(self) -> Arrays:
@@ -122,10 +126,16 @@ class HeldTeacher:
         return TeacherStates(model.hidden_size, dtype, model.output_vocab_size)
 
 
-def with_teacher(weight_map: WeightMap | None, teacher: HeldTeacher | None) -> WeightMap | None:
+def with_teacher_head(
+    weight_map: WeightMap | None, teacher_head: TeacherHead | None
+) -> WeightMap | None:
     """Return the weight map of a student's program; that of the student without a teacher."""
-    return weight_map if teacher is None or weight_map is None else teacher.add_to(weight_map)
+    return (
+        weight_map
+        if teacher_head is None or weight_map is None
+        else teacher_head.extend_weight_map(weight_map)
+    )
 
 
-def _held_name(name: str) -> str:
+def _teacher_weight_name(name: str) -> str:
     return f"{TEACHER}/{name}"
