@@ -48,7 +48,8 @@ print(f"{config.gradient_accumulation} micro-batches of {config.execution.micro_
 requirements = finetuning_requirements(config)
 plan = make_report("walkthrough", requirements, machine("laptop"))
 print(
-    f"{requirements.parameters:,} parameters, {requirements.plan.host / 1e6:.1f} MB of host memory"
+    f"{requirements.parameters:,} parameters, "
+    f"{requirements.plan.host_bytes / 1e6:.1f} MB of host memory"
 )
 for row in sorted(plan.rows, key=lambda row: -row.part.flops)[:3]:
     print(f"{row.phase} {row.direction}: {row.part.flops / 1e6:.1f} MFLOP")

@@ -27,5 +27,5 @@ plan = popxl.plan.plan_of(ir)
 for part in plan.parts:
     name = part.name or "the rest"
     print(f"{name:8} {part.flops:12,} operations {part.host_to_device:12,} bytes loaded")
-print(f"{plan.device:,} bytes on each device, {plan.host:,} in host memory")
+print(f"{plan.device_bytes:,} bytes on each device, {plan.host_bytes:,} in host memory")
 # [end]

@@ -314,7 +314,7 @@ class PlacementSearch:
     def _fill_device_memory_once(self, best: PlacementTrial) -> PlacementTrial:
         """Place entries again, in the device memory that the last trial left free."""
         before = best.placement
-        if all(kind.entries == kind.of for kind in before.kinds):
+        if all(kind.entries == kind.total for kind in before.kinds):
             return replace(best, is_filled=True)
         other_bytes = before.timeline.extent - before.nbytes
         placement = popxl.plan.place_entries(
@@ -395,7 +395,7 @@ class PlacementSearch:
     ) -> tuple[bool, bool]:
         """Return two truth values: if a placement fits the device's memory, and the host's."""
         stored = traced.permanent_storage()
-        on_device = stored.on_device + placement.timeline.extent
+        on_device = stored.fixed_device_bytes + placement.timeline.extent
         if self._one_memory:
             on_host_fits = stored.remote + on_device <= min(self._memory, self._host)
         else:

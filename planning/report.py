@@ -134,7 +134,7 @@ class PlanReport:
         )
         disk = {"disk": (float(self.disk_per_host), machine.disk)} if plan.disk else {}
         if machine.devices is None:  # virtual devices are in the host's memory
-            needed = plan.host + plan.device * plan.replicas + other_bytes
+            needed = plan.host_bytes + plan.device_bytes * plan.replicas + other_bytes
             return {"memory": (needed, host)} | disk
         if machine.one_memory:
             needed = self.device_bytes + self.bytes_per_host + other_bytes
@@ -148,8 +148,8 @@ class PlanReport:
     def device_bytes(self) -> int:
         """Device memory in bytes of one replica, transfer buffers and fragmentation included."""
         if self.timeline is None or self.machine.platform == "cpu":
-            return self.plan.device
-        return self.plan.on_device + self.timeline.extent
+            return self.plan.device_bytes
+        return self.plan.fixed_device_bytes + self.timeline.extent
 
     @property
     def fits(self) -> bool:
@@ -205,7 +205,7 @@ class PlanReport:
             "samples": requirements.samples,
             "flops_per_sample": requirements.flops_per_sample,
             "state_bytes": requirements.state,
-            "host_bytes": plan.host,
+            "host_bytes": plan.host_bytes,
             "bytes_per_host": self.bytes_per_host,
             "disk_per_host": self.disk_per_host,
             "device_bytes": self.device_bytes,

@@ -38,8 +38,9 @@ def plot_report(report: PlanReport, path: Path) -> None:
     _plot_memory(right, report)
     figure.suptitle(
         f"{report.preset}, {report.requirements.kind}: {_devices_title(report)}, "
-        f"{report.seconds:.3g} s a run, {format_bytes(report.plan.host or report.plan.device)} "
-        f"{'host memory' if report.plan.host else 'on a device'}",
+        f"{report.seconds:.3g} s a run, "
+        f"{format_bytes(report.plan.host_bytes or report.plan.device_bytes)} "
+        f"{'host memory' if report.plan.host_bytes else 'on a device'}",
         x=_MARGIN / _WIDTH, ha="left",
     )  # fmt: skip
     for axes in (left, right):

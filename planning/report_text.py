@@ -48,7 +48,7 @@ def _total_lines(report: PlanReport) -> list[str]:
     requirements, plan = report.requirements, report.plan
     c = requirements.config
     e = c.execution
-    stored = plan.host + (plan.resident + plan.disk) * plan.replicas
+    stored = plan.host_bytes + (plan.resident + plan.disk) * plan.replicas
     activations = stored - requirements.state
     lines = [
         f"{requirements.kind} of {report.preset}: {requirements.parameters / 1e6:,.1f} M "
@@ -65,7 +65,7 @@ def _total_lines(report: PlanReport) -> list[str]:
             f"{requirements.state / requirements.parameters:.4g} bytes ({_format_state(report)})",
             f"buffers      {format_bytes(stored)}: the state and {format_bytes(activations)} of "
             "activations and inputs",
-            f"host memory  {format_bytes(plan.host)} of them; "
+            f"host memory  {format_bytes(plan.host_bytes)} of them; "
             f"{format_bytes(report.bytes_per_host)} a host",
             *_disk_lines(report),
         ]
@@ -209,7 +209,7 @@ def _placement_lines(report: PlanReport) -> list[str]:
         return []
     resident = [
         f"             {format_bytes(kind.nbytes)} of {kind.label}: {kind.entries:,} of "
-        f"{kind.of:,} "
+        f"{kind.total:,} "
         + (f"entries; all would save {1e3 * kind.saves:,.0f} ms" if kind.saves else "entries")
         for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
         if kind.nbytes >= 5e7

@@ -73,7 +73,7 @@ def plan_on_machine(requirements: Requirements, machine: Machine) -> Requirement
     if config.execution.disk is not None:
         free_bytes = usable_host_bytes_on(config, machine)
         replicas = min(config.num_replicas, machine.devices or config.num_replicas)
-        used_bytes = 0 if has_device_memory else requirements.plan.device * replicas
+        used_bytes = 0 if has_device_memory else requirements.plan.device_bytes * replicas
         offload_to_disk(requirements.traced.ir, int(free_bytes) - used_bytes, replicas)
         requirements = replace(requirements, plan=requirements.traced.plan())
     return requirements

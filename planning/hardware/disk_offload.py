@@ -59,7 +59,7 @@ def offload_compiled_program(
     `offload_if_needed`.
     """
     if config.execution.disk is not None and _shares_host_memory(config, session.ir):
-        _offload_excess(config, session.ir, shared_bytes, session.memory_use().device)
+        _offload_excess(config, session.ir, shared_bytes, session.memory_use().device_bytes)
 
 
 def check_fits_memory(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
@@ -109,7 +109,7 @@ def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None
     }
     if _shares_host_memory(config, ir):
         parts["the devices' variables and intermediate values"] = (
-            popxl.plan.plan_of(ir).device * replicas
+            popxl.plan.plan_of(ir).device_bytes * replicas
         )
     require_memory("limit", parts, limit)
 
@@ -133,7 +133,7 @@ def _offload_excess(
         return
     free_bytes -= shared_bytes or 0
     if _shares_host_memory(config, ir):
-        device = popxl.plan.plan_of(ir).device if device is None else device
+        device = popxl.plan.plan_of(ir).device_bytes if device is None else device
         free_bytes -= device * ir.instance_replication_factor
     offload_to_disk(ir, free_bytes, ir.instance_replication_factor, shared_bytes)
 
@@ -162,7 +162,7 @@ def host_bytes_per_process(memory_use: popxl.plan.MemoryUse, replicas: int) -> i
     """
     return (
         PROCESS_BYTES
-        + (memory_use.device + memory_use.remote) * replicas
+        + (memory_use.device_bytes + memory_use.remote) * replicas
         + (IO_BUFFERS if memory_use.disk else 0)
     )
 

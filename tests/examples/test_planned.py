@@ -11,4 +11,4 @@ def test_the_numbers_are_those_of_the_program() -> None:
     assert parts["layer"].flops == 12 * 2 * 64 * 512 * 512
     (sums,) = parts["layer"].collectives
     assert (sums.kind, sums.group_size, sums.count) == ("all_reduce", 2, 12)
-    assert plan.host == 2 * 12 * 512 * 512 * 4
+    assert plan.host_bytes == 2 * 12 * 512 * 512 * 4

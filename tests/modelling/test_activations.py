@@ -130,9 +130,9 @@ def _two_memories(
             )
             plan = traced.plan()
             placement = popxl.plan.place_entries(
-                traced, machine, plan.device + int(device * plan.remote)
+                traced, machine, plan.device_bytes + int(device * plan.remote)
             )
-            some = any(0 < kind.entries < kind.of for kind in placement.kinds)
+            some = any(0 < kind.entries < kind.total for kind in placement.kinds)
             assert some or per_pass, "entries of one pass are few: kinds stay whole, or not"
         return program
 

@@ -216,7 +216,7 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
         rows = model.sequence_length + 2 * 3 * model.decoder_sequence_length
     else:
         rows = 2 * 3 * model.sequence_length
-    assert needs.plan.host == pytest.approx(needs.state + rows * token, rel=2e-3)
+    assert needs.plan.host_bytes == pytest.approx(needs.state + rows * token, rel=2e-3)
 
 
 def test_programs_that_borrow_have_the_same_phases() -> None:

@@ -124,7 +124,7 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
         rows = 2 * (layers + 2) * encoder + 2 * (layers + 1) * decoder
     else:
         rows = 2 * (config.model.layers + 1) * encoder
-    assert requirements.plan.host == pytest.approx(requirements.state + rows, rel=1e-3)
+    assert requirements.plan.host_bytes == pytest.approx(requirements.state + rows, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_state_of_adafactor_is_what_its_buffers_hold(beta1: float | None) -> Non
     assert adamw.state - adamw.moments == adafactor.state - adafactor.moments
     saved = adamw.moments - adafactor.moments
     assert saved > adamw.moments * (0.45 if beta1 else 0.95)
-    assert adamw.plan.host - adafactor.plan.host == saved
+    assert adamw.plan.host_bytes - adafactor.plan.host_bytes == saved
 
 
 def test_resident_layers_take_device_memory_and_no_traffic() -> None:

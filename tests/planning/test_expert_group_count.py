@@ -55,7 +55,7 @@ def test_what_a_group_takes_is_what_plans_say() -> None:
     """It and its gradient and moments are most of what is on the device at a time, but not all."""
     for groups in (1, 4):
         config = mixture(groups)
-        there = finetuning_requirements(config, "gpu").plan.device
+        there = finetuning_requirements(config, "gpu").plan.device_bytes
         assert 0.5 * there < active_expert_bytes(config) < 1.3 * there
 
 

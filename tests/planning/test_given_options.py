@@ -56,7 +56,8 @@ def test_auto_takes_slices_where_a_step_does_not_fit_otherwise() -> None:
         way = config.with_values({"execution.attention_serialisation": slices})
         best = _chosen(way).best
         needed[slices] = (
-            best.traced.permanent_storage().on_device + best.placement.all_host_timeline.extent
+            best.traced.permanent_storage().fixed_device_bytes
+            + best.placement.all_host_timeline.extent
         )
     assert needed[2] < needed[1]
     roomy, tight = _chosen(config).best, _chosen(config, memory=needed[1] - 1).best

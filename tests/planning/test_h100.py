@@ -50,7 +50,7 @@ taken = {s.name: e.memory_analysis().temp_size_in_bytes for s, e in program.exec
 rates = there.achieved_rates("bfloat16", 1)
 for each in (traced, replace(traced, temporaries=lambda segment: taken[segment.name])):
     run = each.timeline(rates)
-    print(traced.permanent_storage().on_device + run.peak, run.extent, sep=";")
+    print(traced.permanent_storage().fixed_device_bytes + run.peak, run.extent, sep=";")
 """
 MEMORY = SCRIPT.partition("config = ")[0] + MEMORY
 QWEN2_5_7B = {

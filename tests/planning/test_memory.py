@@ -96,7 +96,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     needed = popxl.plan.plan_of(ir)
     for module in (memory_check, disk_offload):
         monkeypatch.setattr(
-            module, "available_host_bytes", lambda: needed.remote + needed.device - 1
+            module, "available_host_bytes", lambda: needed.remote + needed.device_bytes - 1
         )
     with pytest.raises(NotEnoughMemoryError) as error:
         check_fits_memory(config, ir)
@@ -171,7 +171,7 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
     execution = {"device": "cpu", "disk": str(tmp_path)}
     config = preset("gptj_tiny", model=WIDE, execution=execution)
     plan = popxl.plan.plan_of(finetuning_requirements(config).traced.ir)
-    limit = plan.device * 1.2 + plan.remote / 2
+    limit = plan.device_bytes * 1.2 + plan.remote / 2
     config = config.with_values({"execution.host_memory": limit / 1e9})
     low = replace(plan, temporaries=int(plan.temporaries * estimated))
     monkeypatch.setattr(popxl.plan, "plan_of", lambda ir: low)

@@ -195,13 +195,16 @@ def test_placement_beats_keeping_one_kind(name: str, share: float) -> None:
     link, plan = rates(program), program.plan()
     buffers = program.ir.remote_buffers
     device = (
-        int((share * plan.remote + program.timeline(link).extent + plan.on_device) / (1 - MARGIN))
+        int(
+            (share * plan.remote + program.timeline(link).extent + plan.fixed_device_bytes)
+            / (1 - MARGIN)
+        )
         + 9
     )
     try:
         placement = popxl.plan.place_entries(program, link, device)
         assert 0.9 * share * plan.remote < placement.nbytes <= placement.free_bytes
-        taken = placement.timeline.extent + plan.on_device  # gaps are not known before
+        taken = placement.timeline.extent + plan.fixed_device_bytes  # gaps are not known before
         assert taken <= (1 - MARGIN) * device + 0.25 * placement.free_bytes
         found = []
         for kind in {buffer.kind for buffer in buffers}:

@@ -39,7 +39,7 @@ def test_loops_count_as_often_as_they_run():
     assert product.flops == plan.flops == 5 * 2 * 4 * 8 * 8
     assert (product.host_to_device, rest.device_to_host) == (5 * 4 * 8 * 4, 5 * 4 * 8 * 4)
     assert (product.ops["matmul"], rest.ops["remote_store"]) == (5, 5)
-    assert plan.remote == plan.host == 5 * 4 * 8 * 4
+    assert plan.remote == plan.host_bytes == 5 * 4 * 8 * 4
     assert plan.variables == 8 * 8 * 4
 
 
@@ -292,7 +292,9 @@ def test_memory_of_intermediate_values_is_near_what_xla_gives():
     plan = session.plan()
     assert (plan.streams, plan.remote) == (given.streams, given.remote)
     assert plan.variables == pytest.approx(given.variables, rel=1e-3)
-    assert plan.device + plan.remote == pytest.approx(given.device + given.remote, rel=0.05)
+    assert plan.device_bytes + plan.remote == pytest.approx(
+        given.device_bytes + given.remote, rel=0.05
+    )
 
 
 def test_elementwise_values_that_are_used_once_take_no_memory():
@@ -318,7 +320,7 @@ def test_a_plan_allocates_no_weights():
         before = _resident()
         v = popxl.remote_variable(nothing, buffer)
         ops.remote_store(buffer, 0, ops.remote_load(buffer, 0) + 1)
-    assert plan_of(ir).host == 4 * 2**31 == v._data.nbytes
+    assert plan_of(ir).host_bytes == 4 * 2**31 == v._data.nbytes
     assert _resident() - before < 2**28
 
 

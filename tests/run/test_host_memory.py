@@ -124,7 +124,7 @@ batch = family.sample_format.make_random_samples(config, 8, None).take(np.arange
 with model:
     for step in range(3):
         model.run([batch], [1e-3], step)
-print(json.dumps([memory("VmHWM") - before, plan.remote + plan.device]))
+print(json.dumps([memory("VmHWM") - before, plan.remote + plan.device_bytes]))
 """
 
 

@@ -212,7 +212,7 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
             )
             program = build(given, family.build_phases, weight_map=family.weight_map(given))
             plan = popxl.plan.trace_program(program.ir, "gpu").plan()
-            needed[groups, trains] = plan.device
+            needed[groups, trains] = plan.device_bytes
             flops |= {plan.flops} if trains else set()
     gone = at_once * (1 - 1 / 4)
     assert needed[1, False] - needed[4, False] > 0.8 * gone

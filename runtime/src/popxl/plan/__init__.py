@@ -3,9 +3,9 @@
     with popxl.plan.part("head"):
         loss = ops.sum(ops.gelu(x @ w))
     ...
-    plan = popxl.plan.plan_of(ir)       # needs no devices
-    plan.device, plan.host, plan.flops  # of one run
-    plan.parts                          # by label
+    plan = popxl.plan.plan_of(ir)  # needs no devices
+    plan.device_bytes, plan.host_bytes, plan.flops  # of one run
+    plan.parts  # by label
 
     traced = popxl.plan.trace_program(ir, "gpu")
     traced.timeline(rates)      # a run on a simulated device: exposed transfers and idle time

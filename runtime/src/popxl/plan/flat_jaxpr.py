@@ -72,11 +72,11 @@ class FlatFunction:
         return _drop_literals(self.results)
 
 
-def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
+def flatten_jaxpr(jaxpr: Any, region: str = "") -> FlatFunction:
     """Flattens a jaxpr: inlines called functions, and drops primitives with unused results."""
     inputs = _new_values([*jaxpr.constvars, *jaxpr.invars])
     nodes: list[PrimitiveNode] = []
-    results = _inline_jaxpr(jaxpr, inputs, part, nodes)
+    results = _inline_jaxpr(jaxpr, inputs, region, nodes)
     return FlatFunction(_live_nodes(nodes, _drop_literals(results)), inputs, results)
 
 
@@ -128,7 +128,7 @@ def _drop_literals(atoms: list[Any]) -> list[PrimitiveValue]:
 
 
 def _inline_jaxpr(
-    jaxpr: Any, inputs: list[Any], part: str, nodes: list[PrimitiveNode]
+    jaxpr: Any, inputs: list[Any], region: str, nodes: list[PrimitiveNode]
 ) -> list[Any]:
     """Appends the primitives of a jaxpr to `nodes` and returns its results.
 
@@ -144,7 +144,11 @@ def _inline_jaxpr(
         return [v if isinstance(v, Literal) else env[v] for v in variables]
 
     for eqn in jaxpr.eqns:
-        label, name, atoms = _region_label(eqn) or part, eqn.primitive.name, read_atoms(eqn.invars)
+        label, name, atoms = (
+            _region_label(eqn) or region,
+            eqn.primitive.name,
+            read_atoms(eqn.invars),
+        )
         called = eqn.params.get("name")
         if name in _INLINED and called not in KERNELS:
             inner = _called_jaxpr(eqn.params, "jaxpr", "call_jaxpr", "fun_jaxpr")

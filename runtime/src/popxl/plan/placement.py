@@ -44,7 +44,7 @@ class PlacedKind:
 
     Attributes:
         label: label of their buffers (`RemoteBuffer.kind`).
-        entries, of: number of entries on the device, and of all entries.
+        entries, total: number of entries on the device, and of all entries.
         nbytes: bytes of the entries on the device, on one replica.
         saves: seconds that a run would save with all entries of this kind alone on the device; 0 if
             everything fits.
@@ -52,7 +52,7 @@ class PlacedKind:
 
     label: str
     entries: int
-    of: int
+    total: int
     nbytes: int
     saves: float
 
@@ -161,7 +161,9 @@ def place_entries(
     all_host = all_host or AllHostSimulation(traced, rates, window)
     other_bytes = all_host.short_timeline.extent if other_bytes is None else other_bytes
     free_bytes = (
-        int(device_bytes * (1 - MARGIN)) - other_bytes - traced.permanent_storage().on_device
+        int(device_bytes * (1 - MARGIN))
+        - other_bytes
+        - traced.permanent_storage().fixed_device_bytes
     )
     window = window or traced.default_prefetch_window
     time_estimate = traced.staged_time_estimate(rates, window)

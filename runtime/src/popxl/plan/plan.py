@@ -132,7 +132,7 @@ def plan_of(ir: Ir, target: str = "cpu") -> Plan:
 
     Example:
         >>> plan = popxl.plan.plan_of(ir)
-        >>> print(plan.host, plan.device, plan.flops)
+        >>> print(plan.host_bytes, plan.device_bytes, plan.flops)
     """
     return trace_program(ir, target).plan()
 

@@ -113,7 +113,7 @@ class Storage:
     resident: int = 0
 
     @property
-    def on_device(self) -> int:
+    def fixed_device_bytes(self) -> int:
         """Device bytes that are neither entries of remote buffers nor intermediate values."""
         return self.variables - self.resident + self.streams
 
@@ -129,7 +129,7 @@ class MemoryUse(Storage):
     temporaries: int
 
     @property
-    def device(self) -> int:
+    def device_bytes(self) -> int:
         """Device bytes of a replica: variables, streams and temporaries."""
         return self.variables + self.streams + self.temporaries
 
@@ -147,7 +147,7 @@ class Plan(MemoryUse):
     parts: tuple[RegionCost, ...]
 
     @property
-    def host(self) -> int:
+    def host_bytes(self) -> int:
         """Host bytes of the remote buffers of all replicas."""
         return self.remote * self.replicas
 

@@ -74,13 +74,13 @@ class SimulatedArray:
         device: SimulatedDevice,
         nbytes: int,
         ready: float = 0.0,
-        held: bool = True,
+        in_device_memory: bool = True,
         donor: SimulatedArray | None = None,
     ) -> None:
         """Allocates device memory for the array.
 
         Args:
-            held: true if it is in device memory.
+            in_device_memory: false if it is elsewhere.
             donor: a donated array of equal size, whose memory it takes.
         """
         self.nbytes, self.ready = nbytes, ready
@@ -88,7 +88,7 @@ class SimulatedArray:
         self._address: int | None = None
         if donor is not None:
             self._address, donor._address = donor._address, None
-        elif held:
+        elif in_device_memory:
             self._address = device.allocate(nbytes)
 
     def __del__(self) -> None:
@@ -178,7 +178,7 @@ class SimulatedDevice:
 
     def create_array(self, nbytes: int, on_device: bool) -> SimulatedArray:
         """Returns a simulated array that is available from the start of the run."""
-        return SimulatedArray(self, nbytes, held=on_device)
+        return SimulatedArray(self, nbytes, in_device_memory=on_device)
 
     # ---- the host -------------------------------------------------------------------------------
     def wait_until(self, time: float) -> None:
@@ -206,7 +206,7 @@ class SimulatedDevice:
         ]
         for array in donated:
             array.delete()
-        results += [SimulatedArray(self, 0, end, held=False) for _ in range(others)]
+        results += [SimulatedArray(self, 0, end, in_device_memory=False) for _ in range(others)]
         if temporaries := self._temporaries(segment):
             self.free(self.allocate(temporaries), temporaries)
         return results
@@ -270,15 +270,15 @@ class SimulatedDevice:
             StreamActivity("copies out", "store", self.part, start, end, array.nbytes)
         )
         self._outgoing.append((end, array))
-        return SimulatedArray(self, array.nbytes, end, held=False)
+        return SimulatedArray(self, array.nbytes, end, in_device_memory=False)
 
     def _copy_over_link(
-        self, array: SimulatedArray, direction: LinkDirection, other: LinkDirection
+        self, array: SimulatedArray, direction: LinkDirection, opposite: LinkDirection
     ) -> tuple[float, float]:
         """Simulates a transfer over the host link; returns its start and end time."""
         stream = self._next_copy_stream()
         after = max(self.host, self._compute, array.ready, self._streams[stream])
-        both = other.end > max(after, direction.end)
+        both = opposite.end > max(after, direction.end)
         start, end = direction.reserve(
             after, self.rates.transfer_seconds(array.nbytes, both), self.host
         )
