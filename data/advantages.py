@@ -58,7 +58,7 @@ def group_stds(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def assign_group_ids(keys: list[str]) -> np.ndarray:
-    """Returns the number of each key among the different ones, int64 [n]."""
+    """Numbers the distinct keys; returns the number of each key: int64 [n]."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.asarray([numbers[key] for key in keys], np.int64)
 

@@ -135,18 +135,18 @@ def _resolve_auto_options(
     """
     execution = config.execution
     if execution.rts_activations == "auto" and execution.tensor_parallel > 1:
-        best = search.find_fastest(best, [_with_host_changes(best, rts_activations=False)])
+        best = search.find_fastest(best, [_with_execution_fields(best, rts_activations=False)])
     if execution.attention_serialisation != "auto" or execution.micro_batch_size > 1:
         return best
     for chunks in _CHUNKS:
         if not best.fits and config.model.sequence_length % chunks == 0:
             best = search.find_fastest(
-                best, [_with_host_changes(best, attention_serialisation=chunks)]
+                best, [_with_execution_fields(best, attention_serialisation=chunks)]
             )
     return best
 
 
-def _with_host_changes(trial: PlacementTrial, **fields: Any) -> ProgramVariant:
+def _with_execution_fields(trial: PlacementTrial, **fields: Any) -> ProgramVariant:
     """Return a trial's program variant with other values of `execution` fields."""
     return replace(trial.variant, changes=(*trial.variant.changes, *fields.items()))
 
@@ -162,7 +162,7 @@ def try_without_memory_options(
         fields["attention_serialisation"] = 1
     if not fields:
         return None
-    other = simulate_trial(variants, config, target_machine, _with_host_changes(best, **fields))
+    other = simulate_trial(variants, config, target_machine, _with_execution_fields(best, **fields))
     return other if other.fits else None
 
 

@@ -65,7 +65,7 @@ def teacher_config(config: RunConfig) -> tuple[RunConfig, str | None]:
     of_run = {
         "model": model,
         "execution": execution,
-        "training": {"global_batch_size": _pass_samples(config)},
+        "training": {"global_batch_size": _samples_per_pass(config)},
         "checkpoint": {"load": name, "allow_nonfinite": config.checkpoint.allow_nonfinite},
     }
     fields = merge_over(own, of_run)
@@ -78,7 +78,7 @@ def teacher_config(config: RunConfig) -> tuple[RunConfig, str | None]:
     return found, loaded.get("data", {}).get("tokenizer")
 
 
-def _pass_samples(config: RunConfig) -> int:
+def _samples_per_pass(config: RunConfig) -> int:
     """Returns the samples for which the teacher's weights are loaded once: a batch, or more."""
     e, batch = config.execution, config.training.global_batch_size
     at_once = e.micro_batch_size * e.data_parallel

@@ -84,7 +84,7 @@ class CheckpointManager:
         self._blocked_seconds: dict[int, float] = {}  # that training waited, by saved step
         self._nbytes = 0  # of the tensors of a step
         self._mirror = mirror
-        self._reported: SaveResult | None = None  # the last save in `save_metrics`
+        self._reported: SaveResult | None = None  # the last save in `report_last_save`
 
     @property
     def step(self) -> int:
@@ -127,7 +127,7 @@ class CheckpointManager:
             self._on_save_failure(error)
         self._blocked_seconds[step] = time.monotonic() - start
 
-    def save_metrics(self) -> dict[str, float]:
+    def report_last_save(self) -> dict[str, float]:
         """Return metrics of the last completed save on process 0, and upload it to the mirror.
 
         Duration, time that training was blocked, and bytes are returned once for each save.
@@ -154,7 +154,7 @@ class CheckpointManager:
         """Save the last training step of a run unless it is already saved.
 
         Returns:
-            True if `save_metrics` has something new.
+            True if `report_last_save` has something new.
 
         Raises:
             CheckpointError: the step cannot be written.
@@ -312,4 +312,4 @@ class CheckpointManager:
     def __exit__(self, *exc: object) -> None:
         if self._store is not None:
             self._store.close()
-        self.save_metrics()  # passes the last step to the mirror
+        self.report_last_save()  # passes the last step to the mirror

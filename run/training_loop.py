@@ -446,7 +446,7 @@ class _TrainingRun:
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
                     **result.aux_metrics,
-                    **(validation | checkpoints.save_metrics() if s == step - 1 else {}),
+                    **(validation | checkpoints.report_last_save() if s == step - 1 else {}),
                 )
             if self.skipped.too_many_in_a_row:
                 break
@@ -454,7 +454,7 @@ class _TrainingRun:
             checkpoints.maybe_save(step)
         watchdog.mark_activity("save", f"the last save, of step {step}", is_storage=True)
         if checkpoints.save_last(step) and records is not None:
-            records.log_save(step, checkpoints.save_metrics())
+            records.log_save(step, checkpoints.report_last_save())
         if self.skipped.too_many_in_a_row:
             raise self.skipped.make_error(checkpoints.saved_message)
         if stop.finished:

@@ -138,7 +138,7 @@ class MetricsLogger:
         """Log metrics of a checkpoint save that completed after the last step.
 
         Args:
-            save_metrics: metrics of `CheckpointManager.save_metrics`.
+            save_metrics: metrics of `CheckpointManager.report_last_save`.
         """
         self._log({"step": step, "time": round(time.time(), 3)} | save_metrics)
 

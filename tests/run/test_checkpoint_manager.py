@@ -173,21 +173,21 @@ def test_what_is_recorded_of_saves(background, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "write_safetensors", slowly)
     found = checkpoints(tmp_path, monkeypatch, clock, save=str(tmp_path))
     found._in_background = background
-    assert found.save_metrics() == {}
+    assert found.report_last_save() == {}
     found.save(5)
     if background:
         futures.wait([found._store._pending])
-    facts = found.save_metrics()
+    facts = found.report_last_save()
     assert facts["checkpoint/step"] == 5
     assert facts["checkpoint/seconds"] == 7.0
     assert facts["checkpoint/bytes"] == 4000
     if not background:
         assert facts["checkpoint/blocked_seconds"] == 7.0
-    later = found.save_metrics()
+    later = found.report_last_save()
     assert later == {"checkpoint/step": 5, "checkpoint/time": facts["checkpoint/time"]}
     assert abs(later["checkpoint/time"] - time.time()) < 100
     assert found.save_last(6)
-    assert found.save_metrics()["checkpoint/step"] == 6
+    assert found.report_last_save()["checkpoint/step"] == 6
     assert not found.save_last(6)
 
 
@@ -197,9 +197,9 @@ def test_the_last_step_in_the_mirror_is_recorded(tmp_path, monkeypatch, address)
     found._mirror = CheckpointMirror(address, 4, folder)
     found.save(5)
     futures.wait([found._store._pending])
-    found.save_metrics()
+    found.report_last_save()
     found._mirror.wait()
-    assert found.save_metrics()["checkpoint/mirrored_step"] == 5
+    assert found.report_last_save()["checkpoint/mirrored_step"] == 5
 
 
 def test_process_0_says_when_it_is_time(tmp_path, monkeypatch):
