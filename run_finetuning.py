@@ -34,13 +34,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and fine-tune the model."""
-    from data.data_cache import DataCache
-    from planning.auto_config import resolve_auto_fields
-    from planning.hardware.resource_errors import explain_resource_errors
-    from planning.program_variants import VariantCache
-    from planning.requirements import finetuning_requirements
-    from run.training_loop import finetune
-
     if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
         from terminal.wandb_environment import check_wandb
 
@@ -50,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not wants_plan(line.options):
         check_task_and_files(line.config.data)
     # These take seconds: mistakes in the command line are said before.
+    from data.data_cache import DataCache
+    from planning.auto_config import resolve_auto_fields
+    from planning.hardware.resource_errors import explain_resource_errors
+    from planning.program_variants import VariantCache
+    from planning.requirements import finetuning_requirements
+    from run.training_loop import finetune
+
     given, data_cache, programs = line.options, DataCache(), VariantCache()
     line = resolve_auto_fields(
         line,
