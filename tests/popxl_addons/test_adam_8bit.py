@@ -12,6 +12,7 @@ import torch
 
 import popxl
 from popxl import ops
+from popxl._compile.cache_key import segment_lines
 from popxl_addons import NamedTensors, round_by_hash
 from popxl_addons.optimizers import Adam8bitOptimizerStep, state_8bit
 from popxl_addons.optimizers.weight_residual import join_weight, split_weight
@@ -280,3 +281,18 @@ def test_a_hash_rounds_to_neighbours_and_right_on_average() -> None:
     assert abs(off.mean()) < 0.01
     up = off[off != 0] > 0
     assert 0.48 < up.mean() < 0.52
+
+
+def test_an_update_can_be_kept_in_the_executable_cache() -> None:
+    """How the state is divided into blocks is in the key, as text."""
+
+    def key(axis: int) -> list[str]:
+        ir = popxl.Ir()
+        with ir.main_graph:
+            var, grad = (popxl.variable(W) for _ in range(2))
+            facts, step = Adam8bitOptimizerStep().create_graph(var, grad, axis=axis, **SETTINGS)
+            step.bind(facts.init()).call(var, grad)
+        segments = popxl.plan.trace_program(ir).schedule.segments
+        return [line for s in segments for line in segment_lines(ir, "cpu", s)]
+
+    assert key(0) == key(0) != key(1)

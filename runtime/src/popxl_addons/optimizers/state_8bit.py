@@ -12,8 +12,7 @@ Arithmetic is float32; each code is rounded once, to nearest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -24,8 +23,7 @@ BLOCK = 32
 _FIRST_MAX, _SECOND_MAX = 127.0, 255.0
 
 
-@dataclass(frozen=True)
-class QuantBlocks:
+class QuantBlocks(NamedTuple):
     """Quantization blocks along the middle axis of a tensor viewed as (outer, length, inner).
 
     `BLOCK` consecutive elements along the middle axis share a scale; the last block can be shorter.
