@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from popxl.plan.placement import AllHostSimulation as AllHostSimulation
     from popxl.plan.placement import PlacedKind as PlacedKind
     from popxl.plan.placement import Placement as Placement
+    from popxl.plan.placement import estimate_placed as estimate_placed
     from popxl.plan.placement import place_entries as place_entries
     from popxl.plan.plan import TracedProgram as TracedProgram
     from popxl.plan.plan import memory_use as memory_use
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from popxl.plan.resources import device_memory as device_memory
     from popxl.plan.resources import scratch_file as scratch_file
     from popxl.plan.storage import storage_of as storage_of
+    from popxl.plan.time_estimate import StagedTimeEstimate as StagedTimeEstimate
     from popxl.plan.timeline import ExposedTime as ExposedTime
     from popxl.plan.timeline import Timeline as Timeline
     from popxl.plan.timeline import timeline as timeline

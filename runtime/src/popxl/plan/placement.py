@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MARGIN = 0.05  # fraction of the memory kept free: gaps grow from run to run (`Timeline.extent`)
 _STEP = 1 / 32  # fraction of the free memory that is placed at a time
+_TINY = 1e-4  # fraction of the free memory: a group that takes less is not worth a choice
 _ROUND = 4  # choices until all groups are evaluated again
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
 _HOT = 8  # transfers per run of entries that many layers read
@@ -169,17 +170,27 @@ def place_entries(
     time_estimate = traced.staged_time_estimate(rates, window)
     groups = list(_group_entries(traced, time_estimate))
     saves: dict[str, float] = {}
-    if sum(group.nbytes for group in groups) <= free_bytes:
-        for group in groups:
-            group.place_all()
-    else:
+    if sum(group.nbytes for group in groups) > free_bytes:
         saves = _savings_by_kind(groups, time_estimate)
-        _place_greedily(groups, time_estimate, free_bytes)
+    _place_groups(groups, time_estimate, free_bytes)
     resident = _resident_indices(groups)
     _apply_placement(traced, resident, window)
     return Placement(
         _placed_kinds(groups, saves), all_host, traced.timeline(rates), free_bytes, resident, traced
     )
+
+
+def estimate_placed(
+    traced: TracedProgram, time_estimate: StagedTimeEstimate, free_bytes: int
+) -> float:
+    """Returns the estimated seconds of a run with its entries placed; places none in the program.
+
+    Args:
+        time_estimate: of a run with all entries in host memory; changed.
+        free_bytes: bytes of device memory for entries.
+    """
+    _place_groups(list(_group_entries(traced, time_estimate)), time_estimate, free_bytes)
+    return time_estimate.run_seconds()
 
 
 class EntryGroup:
@@ -273,6 +284,21 @@ def _savings_by_kind(
         with time_estimate.entries_on_device(entries):
             savings[label] = before - time_estimate.run_seconds()
     return savings
+
+
+def _place_groups(
+    groups: Sequence[EntryGroup], time_estimate: StagedTimeEstimate, free_bytes: int
+) -> None:
+    """Places all buffer entries if they fit, else the tiny ones and those that save most."""
+    fits = sum(group.nbytes for group in groups) <= free_bytes
+    tiny_bytes = free_bytes if fits else free_bytes * _TINY
+    large = [group for group in groups if group.nbytes > tiny_bytes]
+    for group in groups:
+        if group.nbytes <= tiny_bytes:
+            group.place_all()
+            time_estimate.move_entries(group.entries(), -1)
+            free_bytes -= group.nbytes
+    _place_greedily(large, time_estimate, free_bytes)
 
 
 def _place_greedily(

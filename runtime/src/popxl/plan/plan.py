@@ -69,6 +69,11 @@ class TracedProgram:
         return default_prefetch_window(self.schedule)
 
     @property
+    def largest_temporary_bytes(self) -> int:
+        """Bytes of the temporaries of the segment that has most of them."""
+        return max(map(self.temporaries, self.schedule.segments), default=0)
+
+    @property
     def num_segment_runs(self) -> int:
         """Number of segments that a run executes, repeats included."""
         return sum(isinstance(event.step, Run) for event in events_of_run(self.schedule))
