@@ -43,7 +43,7 @@ def with_state_advice(report: PlanReport, programs: VariantCache) -> PlanReport:
     except ConfigError:
         return report
     variants = programs.variants(other, machine.target)
-    candidates = set(_candidate_variants(result.best, report))
+    candidates = list(_candidate_variants(result.best, report))
     best = simulate_fastest_trial(variants, other, machine, candidates)
     if not best.fits or (report.fits and not best.is_faster_than(result.best, MIN_GAIN)):
         return report

@@ -23,7 +23,6 @@ from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.program_variants import (
     HIDDEN,
     MIN_GAIN,
-    RECOMPUTE_ALL,
     Build,
     PlacementTrial,
     ProgramVariant,
@@ -41,6 +40,8 @@ _TRIM = 1e-3  # fraction of the time by which a smaller prefetch window may be s
 _LEAST = 2**26  # bytes: smaller prefetch windows are not worth a simulation
 _FILL_GAIN = 1e-3  # fraction of the time: a further placement takes seconds
 _PASS_GAIN = 0.05  # fraction of the time: several passes save less than simulated (on an H200)
+_OVERESTIMATE = 1.15  # estimates are at most so many times the simulated seconds
+_SPREAD = 1.08  # and the ratio of the two differs by at most so much between similar variants
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def search_placement(
     search = PlacementSearch.for_machine(target_machine, variants, config, memory, host)
     smaller, largest = _candidate_micro_batches_per_pass(config)
     best = search.find_best_remat(largest)
+    search.limit_seconds((1 - _PASS_GAIN) * best.seconds if best.fits else inf)
     several: PlacementTrial | None = None
     for per_pass in filter(lambda n: search.may_fit_device(ProgramVariant(n)), smaller):
         trial = search.find_best_remat(per_pass)
@@ -88,6 +90,7 @@ def search_placement(
             break
     if several is not None and several.is_faster_than(best, _PASS_GAIN):
         best = several
+    search.limit_seconds(inf)
     best = _resolve_auto_options(search, config, best)
     if best.variant.saved_layers and best.is_bound_by_compute:
         best = search.find_fastest(best, [replace(best.variant, saves_gates=True)])
@@ -117,12 +120,14 @@ def simulate_fastest_trial(
     variants: ProgramVariants,
     config: RunConfig,
     target_machine: Machine,
-    candidates: Collection[ProgramVariant],
+    candidates: Sequence[ProgramVariant],
 ) -> PlacementTrial:
-    """Simulate variants of a training program on a machine, and return the fastest trial."""
+    """Simulate variants of a training program on a machine, and return the fastest trial.
+
+    The first candidate should be a likely one: others that cannot be faster are not simulated.
+    """
     search = PlacementSearch.for_machine(target_machine, variants, config)
-    first = min(candidates, key=search.compute_seconds)
-    return search.find_fastest(search.simulate_variant(first), candidates)
+    return search.find_fastest(search.simulate_variant(candidates[0]), candidates[1:])
 
 
 def _resolve_auto_options(
@@ -198,6 +203,8 @@ class PlacementSearch:
         self._config, self._one_memory = config, one_memory
         self._variants, self._rates, self._memory, self._host = variants, rates, memory, host
         self._known = variants.trials((rates, memory, host))
+        self._limit = inf
+        self._placed_seconds: dict[ProgramVariant, float] = {}
         self.tried: list[PlacementTrial] = []
 
     @classmethod
@@ -214,6 +221,10 @@ class PlacementSearch:
         host = host or _host_bytes_per_process(config, machine)
         memory = memory or machine.usable_bytes
         return cls(variants, rates, config, memory, host, machine.one_memory)
+
+    def limit_seconds(self, seconds: float) -> None:
+        """Simulate only variants that can take less than `seconds` from now on."""
+        self._limit = seconds
 
     def find_best_remat(self, per_pass: int) -> PlacementTrial:
         """Return the fastest trial over sets of saved activations, at `per_pass` micro-batches.
@@ -239,23 +250,68 @@ class PlacementSearch:
     ) -> PlacementTrial:
         """Return the fastest trial of these program variants; `best` if none is faster.
 
-        Those that compute least come first; ones that compute as long as the fastest run takes are
-        not simulated.
+        Those with the smallest lower bound come first; ones that cannot be faster than the fastest
+        run so far are not simulated.
         """
         fastest = best
-        for variant in sorted(variants, key=self.compute_seconds):
-            if fastest.fits and self.compute_seconds(variant) >= (1 - MIN_GAIN) * fastest.seconds:
-                break
-            if self.may_fit_device(variant):
+        self._placed_bound(best.variant)  # the others wait no shorter
+        for variant in sorted(variants, key=self._least_seconds):
+            if self._can_be_faster_than(fastest, variant) and self.may_fit_device(variant):
                 trial = self.simulate_variant(variant)
                 fastest = min(fastest, trial, key=lambda t: (not t.fits, t.seconds))
         return fastest if fastest.is_faster_than(best) else best
 
+    def _can_be_faster_than(self, fastest: PlacementTrial, variant: ProgramVariant) -> bool:
+        """Return False if a variant's lower bounds tell that it cannot gain anything."""
+        if not fastest.fits:
+            return True
+        limit = min((1 - MIN_GAIN) * fastest.seconds, self._limit)
+        return self._least_seconds(variant) < limit and self._placed_bound(variant) < limit
+
+    def _least_seconds(self, variant: ProgramVariant) -> float:
+        """Return a lower bound of a variant's run, from variants that save fewer activations.
+
+        It computes less than they do, but it waits no shorter: it has at least as much to transfer,
+        and less time and memory for it.
+        """
+        waits = [
+            self._placed_bound(other) - self.compute_seconds(other)
+            for other in self._placed_seconds
+            if variant.saves_more_than(other)
+        ]
+        return self.compute_seconds(variant) + max(waits, default=0.0)
+
     def compute_seconds(self, variant: ProgramVariant) -> float:
-        """Return the seconds that a variant computes: a lower bound of its run."""
-        traced = self._program_and_trace(variant)[1]
-        estimate = traced.staged_time_estimate(self._rates, traced.default_prefetch_window)
-        return sum(estimate.compute_seconds)
+        """Return the seconds that a variant computes, in however many passes."""
+        largest = _candidate_micro_batches_per_pass(self._config)[1]
+        traced = self._program_and_trace(replace(variant, per_pass=largest))[1]
+        return sum(self._estimate(traced).compute_seconds)
+
+    def _placed_bound(self, variant: ProgramVariant) -> float:
+        """Return a lower bound of a variant's run: an estimate with all entries that can fit.
+
+        Trials of as many micro-batches per pass tell how much estimates differ from simulations.
+        """
+        known = (t for t in self.tried if t.fits and t.variant.equals_but_for_saved_layers(variant))
+        similar = next(known, None)
+        ratio = _OVERESTIMATE
+        if similar is not None:
+            ratio = _SPREAD * self._estimate_placed(similar.variant) / similar.seconds
+        return max(self._estimate_placed(variant) / ratio, self.compute_seconds(variant))
+
+    def _estimate_placed(self, variant: ProgramVariant) -> float:
+        """Return the estimated seconds of a variant's run, with all other device memory free."""
+        if variant not in self._placed_seconds:
+            traced = self._program_and_trace(variant)[1]
+            used = traced.permanent_storage().fixed_device_bytes + traced.largest_temporary_bytes
+            free_bytes = int((1 - popxl.plan.MARGIN) * self._memory) - used
+            self._placed_seconds[variant] = popxl.plan.estimate_placed(
+                traced, self._estimate(traced), free_bytes
+            )
+        return self._placed_seconds[variant]
+
+    def _estimate(self, traced: popxl.plan.TracedProgram) -> popxl.plan.StagedTimeEstimate:
+        return traced.staged_time_estimate(self._rates, traced.default_prefetch_window)
 
     def simulate_variant(self, variant: ProgramVariant) -> PlacementTrial:
         """Return the cached or newly simulated trial of a variant."""
@@ -271,22 +327,31 @@ class PlacementSearch:
         several = variant.per_pass < self._config.gradient_accumulation
         window = traced.default_prefetch_window // 2 if several else None
         best = PlacementTrial(variant, program, traced, *self._place_entries(traced, window))
-        while several and self._memory_may_help(best):
+        gain = inf
+        while several and self._memory_may_help(best, gain):
             narrower = replace(best, **self._halve_window(best))
             if not narrower.is_faster_than(best):
                 best.placement.apply()
                 break
+            gain = best.seconds - narrower.seconds if best.fits else inf
             best = narrower
         return best
 
-    def _memory_may_help(self, trial: PlacementTrial) -> bool:
-        """Return True if a trial could become the fastest with more memory for its entries."""
+    def _memory_may_help(self, trial: PlacementTrial, gain: float) -> bool:
+        """Return True if a trial could become the fastest with more memory for its entries.
+
+        Args:
+            gain: seconds that the last halving of the window saved, inf if there was none. All
+                further halvings together free no more memory.
+        """
         if not trial.fits:
             return True
         if trial.waits <= HIDDEN * trial.seconds:
             return False
         fastest = min((other.seconds for other in self.tried if other.fits), default=inf)
-        return trial.seconds - trial.waits < fastest
+        limit = min(fastest, self._limit)
+        least = max(trial.seconds - min(trial.waits, gain), self._placed_bound(trial.variant))
+        return least < limit
 
     def _halve_window(self, trial: PlacementTrial) -> dict[str, Any]:
         """Place a trial's entries again, with half the prefetch window; returns changed fields.
@@ -375,10 +440,9 @@ class PlacementSearch:
         self, variant: ProgramVariant
     ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
         """Return the program and trace of a variant whose `saved_layers` are by layer type."""
-        recomputing = replace(variant, saved_layers=RECOMPUTE_ALL, saves_gates=False)
         if not variant.saved_layers:
-            return self._variants.get_program(recomputing)
-        phases = self._variants.get_program(recomputing)[0].phases_by_type
+            return self._variants.get_program(variant)
+        phases = self._variants.get_program()[0].phases_by_type
         saved = ((p, share) for name, share in variant.saved_layers for p in phases[name])
         return self._variants.get_program(replace(variant, saved_layers=frozenset(saved)))
 

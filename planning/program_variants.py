@@ -46,6 +46,16 @@ class ProgramVariant:
     changes: tuple[tuple[str, Any], ...] = ()
     saves_gates: bool = False
 
+    def equals_but_for_saved_layers(self, other: ProgramVariant) -> bool:
+        """Return True if at most the layers that save their activations differ."""
+        return self == replace(other, saved_layers=self.saved_layers)
+
+    def saves_more_than(self, other: ProgramVariant) -> bool:
+        """Return True if the layers that save activations in `other` do, and more of them."""
+        saved = dict(self.saved_layers)
+        saves_those = all(share <= saved.get(name, 0) for name, share in other.saved_layers)
+        return saves_those and self != other and self.equals_but_for_saved_layers(other)
+
     def apply_to(self, config: RunConfig) -> RunConfig:
         """Return a configuration with the variant's options."""
         return replace(config, execution=replace(config.execution, **dict(self.changes)))
