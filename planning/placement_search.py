@@ -46,10 +46,15 @@ _SPREAD = 1.08  # and the ratio of the two differs by at most so much between si
 
 @dataclass(frozen=True)
 class PlacementResult:
-    """Result of a placement search: the fastest trial that fits memory, and all trials."""
+    """Result of a placement search: the fastest trial that fits memory, and all trials.
+
+    Attributes:
+        left_out: number of variants that were not simulated, since they cannot be faster.
+    """
 
     best: PlacementTrial
     tried: Sequence[PlacementTrial]
+    left_out: int = 0
 
 
 def plans_placement(config: RunConfig) -> bool:
@@ -96,7 +101,8 @@ def search_placement(
         best = search.find_fastest(best, [replace(best.variant, saves_gates=True)])
     best = search.fill_device_memory(best)
     trimmed = search.trim_resident_entries(best)
-    return PlacementResult(trimmed, [trimmed if trial is best else trial for trial in search.tried])
+    tried = [trimmed if trial is best else trial for trial in search.tried]
+    return PlacementResult(trimmed, tried, len(search.left_out - {t.variant for t in tried}))
 
 
 @popxl.plan.gc_disabled()
@@ -206,6 +212,7 @@ class PlacementSearch:
         self._limit = inf
         self._placed_seconds: dict[ProgramVariant, float] = {}
         self.tried: list[PlacementTrial] = []
+        self.left_out: set[ProgramVariant] = set()
 
     @classmethod
     def for_machine(
@@ -256,7 +263,9 @@ class PlacementSearch:
         fastest = best
         self._placed_bound(best.variant)  # the others wait no shorter
         for variant in sorted(variants, key=self._least_seconds):
-            if self._can_be_faster_than(fastest, variant) and self.may_fit_device(variant):
+            if not self._can_be_faster_than(fastest, variant):
+                self.left_out.add(variant)
+            elif self.may_fit_device(variant):
                 trial = self.simulate_variant(variant)
                 fastest = min(fastest, trial, key=lambda t: (not t.fits, t.seconds))
         return fastest if fastest.is_faster_than(best) else best

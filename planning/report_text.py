@@ -225,14 +225,17 @@ def _placement_lines(report: PlanReport) -> list[str]:
 def _pass_lines(report: PlanReport) -> list[str]:
     """Return lines on micro-batches per pass, saved activations, and all trials."""
     result = report.requirements.placement_result
-    if result is None or len(result.tried) < 2:
+    if result is None or len(result.tried) + result.left_out < 2:
         return []
-    others = ", ".join(
+    others = [
         f"{trial.title}: {trial.seconds:,.3f} s" + ("" if trial.fits else " (does not fit)")
         for trial in result.tried
         if trial is not result.best
-    )
-    return [f"passes       {result.best.title}: {result.best.seconds:,.3f} s; {others}"]
+    ]
+    if result.left_out:
+        others.append(f"{result.left_out} more cannot be faster")
+    best = f"passes       {result.best.title}: {result.best.seconds:,.3f} s"
+    return [f"{best}; {', '.join(others)}"]
 
 
 def _simulated_lines(report: PlanReport) -> list[str]:
