@@ -18,7 +18,7 @@ from popxl.ops._numerics import (
     number_op,
     upcast_half_types,
 )
-from popxl.ops._reductions import max_over, sum_over
+from popxl.ops._reductions import max_over, sum_over, traced_platform
 from popxl.ops._tensor_only_ops import ELEMENTWISE, unary_op
 from popxl.ops.logic import greater, where
 from popxl.tensor import Tensor
@@ -31,7 +31,34 @@ def _relu_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
 
 
 _RELU = define("relu", number_op(jax.nn.relu), grad=_relu_grad, tags=ELEMENTWISE)
-_GELU = define("gelu", float_op(lambda x: jax.nn.gelu(x, approximate=True)), tags=ELEMENTWISE)
+
+
+def _gelu_array(x: Any) -> Any:
+    return jax.nn.gelu(x, approximate=True)
+
+
+def _gelu_grad_array(x: Any, dy: Any) -> Any:
+    """Returns the gradient of gelu's input.
+
+    On GPUs it is by gelu(x) = x sigmoid(2 u): XLA would find the tanh of both passes in one
+    program, and write it to memory in float32.
+    """
+    if traced_platform() in (None, "cpu"):
+        return jax.vjp(float_op(_gelu_array), x)[1](dy)[0]
+    wide, scale, cubic = upcast_half_types(x), (2 / jnp.pi) ** 0.5, 0.044715
+    s = jax.nn.sigmoid(2 * scale * (wide + cubic * wide**3))
+    slope = s + wide * s * (1 - s) * 2 * scale * (1 + 3 * cubic * wide**2)
+    return (upcast_half_types(dy) * slope).astype(x.dtype)
+
+
+_GELU_GRAD = define("gelu_grad", _gelu_grad_array, tags=ELEMENTWISE)
+
+
+def _gelu_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    return [emit(_GELU_GRAD, [ctx.fwd(op.inputs[0]), dy])[0]]
+
+
+_GELU = define("gelu", float_op(_gelu_array), grad=_gelu_grad, tags=ELEMENTWISE)
 _GELUERF = define(
     "geluerf", float_op(lambda x: jax.nn.gelu(x, approximate=False)), tags=ELEMENTWISE
 )
