@@ -21,13 +21,47 @@ def traffic(hlo: str) -> int:
     computation."""
     entry = hlo[hlo.index("\nENTRY") :].splitlines()[2:]
     sizes: dict[str, int] = {}
+    fused = _computations(hlo)
     total = 0
     for name, type_, op, rest in filter(None, map(_parsed, entry)):
         sizes[name] = _size(type_)
         if op not in _NO_KERNELS:
-            operands = set(re.findall(r"%([\w.-]+)", rest.partition(")")[0]))
-            total += sizes[name] + sum(sizes.get(operand, 0) for operand in operands)
-    return total
+            operands = list(dict.fromkeys(re.findall(r"%([\w.-]+)", rest.partition(")")[0])))
+            called = re.search(r"calls=%([\w.-]+)", rest)
+            slices = _sliced(fused[called[1]]) if called else {}
+            total += sizes[name] + sum(
+                min(sizes.get(operand, 0), slices.get(number, math.inf))
+                for number, operand in enumerate(operands)
+            )
+    return int(total)
+
+
+def _computations(hlo: str) -> dict[str, list[tuple[str, ...]]]:
+    """Instructions of each computation, by its name."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for block in re.split(r"\n(?=%|ENTRY)", hlo):
+        name, _, body = block.partition(" ")
+        found[name.lstrip("%")] = [p for line in body.splitlines()[1:] if (p := _parsed(line))]
+    return found
+
+
+def _sliced(instructions: list[tuple[str, ...]]) -> dict[int, int]:
+    """Bytes read of each parameter of which a fused computation takes slices alone."""
+    names = {
+        name: int(rest.partition(")")[0]) for name, _, op, rest in instructions if op == "parameter"
+    }
+    others: set[int] = set()
+    found: dict[int, int] = {}
+    for name, type_, op, rest in instructions:
+        read = {names[n] for n in re.findall(r"%([\w.-]+)", rest.partition(")")[0]) if n in names}
+        if op == "bitcast":
+            for number in read:
+                names[name] = number
+        elif op == "slice":
+            found.update({n: found.get(n, 0) + _size(type_) for n in read})
+        else:
+            others |= read
+    return {n: count for n, count in found.items() if n not in others}
 
 
 def _parsed(line: str) -> tuple[str, ...] | None:

@@ -7,15 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from popxl._ir.op_registry import registry
-from popxl.ops import _cudnn_attention, _cudnn_kernels, fused_attention
+from popxl.ops import _cudnn_attention, _cudnn_kernels, activation, fused_attention
 from popxl.ops._attention_math import AttentionAttrs
 from popxl.ops._reductions import tracing_platform
 from popxl.plan.flat_jaxpr import flatten_jaxpr
 from popxl.plan.gpu_kernels import GpuKernels
-from popxl.plan.primitives import attention_head_dim_and_direction
+from popxl.plan.memory_estimate import LivenessModel
+from popxl.plan.primitives import attention_head_dim_and_direction, nbytes
 from popxl.plan.records import Kernel
 
 ATTRS = AttentionAttrs(1.0, 0, 0.0, True, None, None, False, False, False)._asdict()
@@ -114,3 +116,50 @@ def test_a_sum_with_zeros_is_the_other_term():
         "add",  # of other shapes
     ]
     assert flat.results[1] is flat.inputs[0]
+
+
+def joined(function: Any, *shapes: tuple[int, ...]) -> dict[str, int]:
+    """Bytes that each kernel of elements or sums need not read again, by the primitive's name."""
+    specs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    liveness = LivenessModel(flatten_jaxpr(jax.make_jaxpr(function)(*specs).jaxpr), "gpu")
+    return {
+        node.name: sum(nbytes(v.aval) for v in values)
+        for node, values in liveness.joined_reads.items()
+        if values
+    }
+
+
+def test_kernels_with_the_same_input_read_it_once():
+    """An activation again for its product, its gradient, and that of the bias."""
+
+    def gradients(x: Any, w: Any, dy: Any) -> Any:
+        dx = (dy @ w.T) * jnp.cos(x)
+        return jnp.tanh(x).T @ dy, dx @ w, dx.sum(0)
+
+    nbytes_of_x = 64 * 32 * 4
+    shapes = (64, 32), (32, 32), (64, 32)
+    assert joined(gradients, *shapes) == {"tanh": nbytes_of_x, "reduce_sum": nbytes_of_x}
+
+
+def test_a_kernel_that_needs_the_sums_of_another_reads_again():
+    def normalised(x: Any) -> Any:
+        return x / x.sum(-1, keepdims=True)
+
+    def both_axes(x: Any) -> Any:
+        return x.sum(0), x.sum(1)
+
+    def around_a_product(x: Any) -> Any:
+        return jnp.tanh(jnp.exp(x) @ x.T) + x
+
+    for function in (normalised, both_axes, around_a_product):
+        assert joined(function, (64, 64)) == {}
+
+
+def test_gelus_gradient_on_a_gpu_is_that_of_torch():
+    x = np.concatenate([np.linspace(-12, 12, 1001), [-3e4, -1e3, 1e3, 3e4]]).astype(np.float32)
+    dy = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
+    wide = torch.tensor(x.astype(np.float64), requires_grad=True)
+    torch.nn.functional.gelu(wide, approximate="tanh").backward(torch.tensor(dy.astype(np.float64)))
+    with tracing_platform("gpu 9.0"):
+        found = activation._GELU_GRAD.lower(jnp.asarray(x), jnp.asarray(dy))
+    np.testing.assert_allclose(found, wide.grad, rtol=2e-6, atol=2e-6)

@@ -26,6 +26,7 @@ from popxl.plan.primitives import (
     nbytes,
 )
 from popxl.plan.records import Kernel
+from popxl.plan.sibling_fusion import joined_reads
 
 
 class LivenessModel:
@@ -107,6 +108,19 @@ class LivenessModel:
                 read = {}
             reads.append(read)
         return reads
+
+    @cached_property
+    def joined_reads(self) -> dict[PrimitiveNode, set[Any]]:
+        """Returns, by node, the values in memory that a kernel joined with its own reads."""
+        if self._gpu is None:
+            return {}
+        return joined_reads(self._flat.nodes, self.bytes_read_by_node, self._is_joinable)
+
+    def _is_joinable(self, node: PrimitiveNode) -> bool:
+        writes = any(v in self.stored for v in node.outputs)
+        lowering = lowering_of(node.name, self._platform)
+        is_sum = lowering == "reduction" and "axes" in node.params
+        return writes and not node.has_bodies and (lowering == "fused" or is_sum)
 
     def peak_bytes(self) -> int:
         """Returns the peak bytes of temporaries that are live at one time."""

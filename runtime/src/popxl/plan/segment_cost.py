@@ -174,7 +174,9 @@ class CostCounter:
         extra, added = liveness.workspace_bytes(node), liveness.fused_add(node)
         outputs = node.outputs if added is None else added.outputs
         written = sum(nbytes(v.aval) for v in outputs if v in liveness.stored)
-        return sum(reads.values()) + written * (2 if added else 1) + 2 * extra
+        again = liveness.joined_reads.get(node, ())
+        read = sum(nbytes for value, nbytes in reads.items() if value not in again)
+        return read + written * (2 if added else 1) + 2 * extra
 
     def _count_collective(self, node: PrimitiveNode, cost: Cost, times: int) -> None:
         groups = node.params.get("axis_index_groups")
