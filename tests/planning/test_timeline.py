@@ -236,8 +236,10 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
     monkeypatch.setattr(popxl.plan.placement, "_LONG", program.num_segment_runs - 1)
     monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)
     all_host = popxl.plan.AllHostSimulation(program, link)
-    assert all_host.short_timeline.peak == pytest.approx(expected.peak, rel=0.05)
-    assert all_host.short_timeline.peak <= all_host.short_timeline.extent <= expected.extent
+    short = all_host.short_timeline
+    assert 0.95 * expected.peak <= short.peak <= expected.peak
+    # Gaps between arrays depend on all that came before: a shorter run may have larger ones.
+    assert short.peak <= short.extent <= 1.002 * expected.extent
     assert program.truncate_loops(6).num_segment_runs < 0.25 * program.num_segment_runs
     placement = popxl.plan.place_entries(
         program, link, 2 * all_host.short_timeline.extent, all_host=all_host

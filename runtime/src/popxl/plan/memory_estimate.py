@@ -111,8 +111,12 @@ class LivenessModel:
 
     @cached_property
     def joined_reads(self) -> dict[PrimitiveNode, set[Any]]:
-        """Returns, by node, the values in memory that a kernel joined with its own reads."""
-        if self._gpu is None:
+        """Returns, by node, the values in memory that a kernel joined with its own reads.
+
+        None where values are rounded to float8: XLA keeps many of those kernels apart.
+        """
+        made = (v for node in self._flat.nodes for v in node.outputs)
+        if self._gpu is None or any(map(is_float8, made)):
             return {}
         return joined_reads(self._flat.nodes, self.bytes_read_by_node, self._is_joinable)
 
