@@ -74,7 +74,7 @@ def find_label_column(row: Row, target: TextTemplate | None) -> str:
 
 
 def is_list_column(row: Row, column: str) -> bool:
-    """True if a row's label is a list of classes."""
+    """True if this row has a list of classes in the label column."""
     return isinstance(row.get(column), list | tuple)
 
 
@@ -121,7 +121,7 @@ def read_number(value: Any, column: str) -> float:
 
 
 def _label_texts(value: Any) -> list[str]:
-    """The texts of a label's value, or of those in its list."""
+    """Texts of a label: of one class, or of each class in a list."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     for one in values:
         if not isinstance(one, str | bool | int) and not (

@@ -87,7 +87,7 @@ def _draw_gradient_arrows(canvas: Canvas) -> None:
 
 
 def _draw_output_arrows(canvas: Canvas) -> None:
-    """Draw the arrows of decoder layers that read the encoder's output."""
+    """Draw arrows from the encoder's output to the decoder layers that read it."""
     output = _row_area(LAYERS + 1, ENCODER)
     bus, right = DECODER + DX + CELL + 24, output.right + 12
     y = output.middle[1]

@@ -152,7 +152,7 @@ def _loop_over_rows(
     carry: Sequence[popxl.Tensor],
     step: StepInputs,
 ) -> list[popxl.Tensor]:
-    """Run `body` for each row index in one loop of the program; a single layer has no loop."""
+    """Run `body` for the row index of each layer in one loop; without a loop for one layer."""
     if phase_run.phase.num_layers == 1:
         return body(popxl.constant(0, popxl.int32), *carry, *step.tensors)
     return loop_over_layers(rows, body, carry, step.tensors)

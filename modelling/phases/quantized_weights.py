@@ -19,7 +19,7 @@ from popxl_addons.variable_factory import NamedVariableFactories, VariableFactor
 
 
 class DequantSpec(NamedTuple):
-    """The dtype and the input axis with which a stored weight is dequantized.
+    """Dtype of a dequantized weight, and the axis along which groups of it share a scale.
 
     Attributes:
         dtype: data type of the dequantized variable.

@@ -102,7 +102,7 @@ def fully_trained_modules(weight_map: WeightMap) -> list[str]:
 
 
 def adapted_parameters(weight_map: WeightMap) -> list[str]:
-    """Names in files of expert parameters with adapters."""
+    """Names in published files of the expert parameters that have adapters."""
     return list(
         dict.fromkeys(a.parameter for r in weight_map.mappings for a in r.adapters if a.parameter)
     )

@@ -336,7 +336,7 @@ class WeightMap:
     def _variable_sources(
         self, variables: Variables, optimizer: bool, fp8: bool = True
     ) -> list[VariableSource]:
-        """Variables of weights, optimizer and FP8 state with their mappings, by remote buffer."""
+        """Variables of weights, optimizer and FP8 state, each with the mapping of its weight."""
         pairs = self._mapping_tree_pairs(variables)
         sources = [
             VariableSource(mapping, tree.fwd.get(mapping.path), "") for mapping, tree in pairs

@@ -429,7 +429,7 @@ def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
     def tensors(*names, layout=layout):
         dtype = np.dtype(np.float32)
         cut = [ShardedTensor(n, dtype, layout, holders, lambda i: np.full(3, i)) for n in names]
-        return type("Tensors", (), {"shards": lambda self: iter(cut)})()
+        return type("Tensors", (), {"sharded_tensors": lambda self: iter(cut)})()
 
     taken = []
     take = shares._LoadBalancer.assign_shards
@@ -465,7 +465,9 @@ def test_what_is_small_is_in_one_table(monkeypatch):
     alike = [cut(f"alike.{i}", 10**6, (0, 1, 2, 3)) for i in range(4)]
     small = [cut(f"small.{i}", 100, (0, 1, 2, 3)) for i in range(30)]
     monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 4)
-    tensors = type("Tensors", (), {"shards": lambda self: iter([*large, *small, *alike])})()
+    tensors = type(
+        "Tensors", (), {"sharded_tensors": lambda self: iter([*large, *small, *alike])}
+    )()
     owners = {
         name: one.owners
         for name, one in shares.ShardAssigner().assign_shards(tensors).sharded.items()

@@ -154,7 +154,7 @@ def test_products_of_linear_layers_are_in_fp8(precision: str, activations: str) 
     assert eight.flops == wide.flops
     assert sum(part.float8_flops for part in wide.parts) == 0
     scales, matrices = 3 * (1024 + 2), 4  # with history and largest so far; q, k and v are one
-    assert eight.host - wide.host == 4 * scales * matrices * model.layers
+    assert eight.host_bytes - wide.host_bytes == 4 * scales * matrices * model.layers
 
 
 @pytest.mark.parametrize("beta1", [None, 0.9])

@@ -140,7 +140,7 @@ def test_the_device_holds_a_layer_at_a_time():
         config = replace(config, generation=generation)
         return plan_of(
             build_generation_program(config, get_family(config), GreedyStrategy()).ir
-        ).device
+        ).device_bytes
 
     assert bytes_of(4, "streamed") == bytes_of(2, "streamed")
     assert bytes_of(4, "resident") > 1.3 * bytes_of(2, "resident")

@@ -233,7 +233,7 @@ class _GraphScheduler:
 
     # ---- outlined graphs ------------------------------------------------------------------------
     def _run_outlined_call(self, node: Node) -> None:
-        """Adds a call of a graph that is compiled separately; a segment holds at most one."""
+        """Adds a call of a separately compiled graph, to a segment without another such call."""
         if any(map(is_outlined_call, self._builder.open_segment.segment.nodes)):
             self._builder.close_segment()
         self._builder.add_node(node)

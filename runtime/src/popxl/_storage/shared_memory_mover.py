@@ -116,7 +116,7 @@ class SharedMemoryMover:
         """Called before the run of a compiled segment of the program is dispatched."""
 
     def after_run(self, step: Run, results: Sequence[Any]) -> None:
-        """Called after the run of a compiled segment of the program was dispatched."""
+        """Counts the memory of a dispatched segment's results until they are computed."""
         if results:
             self._in_flight.add(results[0], step.segment.result_bytes)
 

@@ -40,8 +40,8 @@ def _gelu_array(x: Any) -> Any:
 def _gelu_grad_array(x: Any, dy: Any) -> Any:
     """Returns the gradient of gelu's input.
 
-    On GPUs it is by gelu(x) = x sigmoid(2 u): XLA would find the tanh of both passes in one
-    program, and write it to memory in float32.
+    Elsewhere than on CPUs it is by gelu(x) = x sigmoid(2 u): XLA for GPUs would find the tanh of
+    both passes in one program, and write it to memory in float32.
     """
     if traced_platform() in (None, "cpu"):
         return jax.vjp(float_op(_gelu_array), x)[1](dy)[0]
