@@ -18,6 +18,7 @@ from config.presets import load_preset, merge_over
 from config.row_ranges import parse_row_ranges
 from config.run import Checkpoint
 from config.sections import RunConfig
+from config.user_yaml import is_user_file
 from config.values import is_object_store_url
 from files.formatting import format_name, format_value
 from files.json_files import JsonObject
@@ -158,8 +159,19 @@ class RunOrModelLoader:
         load = str(settings.config.checkpoint.load)
         if not (may_need_new_rows(settings) and loads_hf_model(settings)):
             return {}
-        described = flatten_by_path({"model": self.from_model(load)["model"]})
-        return choose_new_rows(settings, described[settings.config.model.field_path("vocab_size")])
+        return choose_new_rows(settings, self._published_vocab_size(settings, load))
+
+    def _published_vocab_size(self, settings: LayeredConfig, model: str) -> int:
+        """Return the embedding rows of a Hugging Face model; a preset of that model tells them."""
+        source = settings.sources[0]
+        of_preset = flatten_by_path(source.values)
+        is_preset = source.is_exhaustive and not is_user_file(source.name)
+        if is_preset and of_preset.get("checkpoint.load") == model:
+            rows = settings.section.from_dict(source.values).model.vocab_size
+        else:
+            described = flatten_by_path({"model": self.from_model(model)["model"]})
+            rows = described[settings.config.model.field_path("vocab_size")]
+        return int(rows)
 
     def from_model(self, name: str) -> Mapping[str, Any]:
         """Return the configuration fields of a Hugging Face model: sizes, weights and tokenizer."""

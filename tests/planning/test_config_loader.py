@@ -323,3 +323,11 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     export_model(config, weights, tmp_path / "out")
     found = CONFIG_LOADER.from_model(str(tmp_path / "out"))["data"]
     assert {name: found[name] for name in small["data"]} == small["data"]
+
+
+def test_a_preset_with_more_rows_needs_no_hub(capsys):
+    """The tests' hub is offline."""
+    flags = ["--config", "qwen3_0_6B", "--model.vocab_size", "152064"]
+    found = read_command_line("", "finetuning", "tiny", flags, loader=CONFIG_LOADER).config
+    assert (found.model.vocab_size, found.model.new_rows) == (152064, "151936-152063")
+    assert "from 151936 to 152064 rows" in capsys.readouterr().err
