@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from config.config_sources import BATCH
+from config.sections import RunConfig
+from planning.hardware.machines import Machine
 from planning.parallel_layouts import ParallelLayout, list_layouts, select_promising_layouts
-from planning.placement_search import search_placement, simulate_trial
+from planning.placement_search import (
+    PlacementSearch,
+    first_variant,
+    search_placement,
+    simulate_trial,
+)
 from planning.program_variants import VariantCache
 from planning.report import LargerBatchAdvice, PlanReport
 from planning.requirements import tokens_per_sample
@@ -36,24 +43,33 @@ def with_batch_advice(
     if report.requirements.placement_result is None or config.num_replicas == 1 or not report.fits:
         return report
     first = simulate_trial(programs.variants(config, machine.target), config, machine)
-    layouts = [ParallelLayout(config, first.seconds, first.fits)]
+    layouts = {1: ParallelLayout(config, first.seconds, first.fits)}
     for factor in FACTORS:
         larger = config.with_values({BATCH: factor * config.training.global_batch_size})
         micro = None if has_explicit_layout else max(TARGET_TOKENS // tokens_per_sample(config), 1)
         configs = list_layouts(larger, config.num_replicas, micro)
         configs = [c for c in configs if not has_explicit_layout or c.execution == config.execution]
+        limit = factor * first.seconds / MIN_GAIN
+        if all(_least_seconds(c, machine, programs) > limit for c in configs):
+            continue  # micro-batches of the same size compute for most of the time
         fastest = select_promising_layouts(configs, machine, programs)[0]
         if not fastest.fits:
             break
-        layouts.append(fastest)
-    rates = [layout.config.training.global_batch_size / layout.seconds for layout in layouts]
-    index = next(n for n, rate in enumerate(rates) if rate >= MIN_FRACTION * max(rates))
-    if not index:
+        layouts[factor] = fastest
+    rates = {factor: factor / layout.seconds for factor, layout in layouts.items()}
+    factor = next(n for n, rate in rates.items() if rate >= MIN_FRACTION * max(rates.values()))
+    if factor == 1:
         return report
-    advised = layouts[index].config
+    advised = layouts[factor].config
     best = search_placement(programs.variants(advised, machine.target), advised, machine).best
-    gain = FACTORS[index - 1] * report.expected_seconds / best.seconds
+    gain = factor * report.expected_seconds / best.seconds
     batch = advised.training.global_batch_size
     return (
         report if gain < MIN_GAIN else replace(report, larger_batch=LargerBatchAdvice(batch, gain))
     )
+
+
+def _least_seconds(config: RunConfig, machine: Machine, programs: VariantCache) -> float:
+    """Return the seconds that a step computes which recomputes its activations."""
+    search = PlacementSearch.for_machine(machine, programs.variants(config, machine.target), config)
+    return search.traced_compute_seconds(first_variant(config))

@@ -25,7 +25,7 @@ from planning.hardware.machines import Machine, machine, machines
 from planning.hardware.resource_errors import explain_resource_errors
 from planning.plan_options import add_devices_option
 from planning.report import PlanReport
-from planning.report_text import format_batch_advice, format_bytes, format_state_advice
+from planning.report_text import format_batch_advice, format_bytes, format_setting_advice
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 
@@ -149,9 +149,9 @@ def format_fit(report: PlanReport, tokens: float) -> list[str]:
             "placement   on each device, all the time: "
             f"{_format_resident_bytes(requirements.placement)}"
         )
-    state = [f"state       {text}" for text in [format_state_advice(report)] if text]
+    faster = [f"faster      {text}" for text in format_setting_advice(report)]
     if not report.fits:
-        return [*lines, *state]
+        return [*lines, *faster]
     batch = c.training.global_batch_size
     hours = tokens / report.tokens_per_second / 3600
     return [
@@ -160,7 +160,7 @@ def format_fit(report: PlanReport, tokens: float) -> list[str]:
         f"{requirements.tokens // requirements.samples} tokens: "
         f"{report.tokens_per_second:,.0f} tokens/s{_format_transfer_waits(report)}",
         *(f"small batch {text}" for text in [format_batch_advice(report)] if text),
-        *state,
+        *faster,
         f"training    {tokens:,.0f} tokens take {_format_duration(hours)}",
     ]
 

@@ -13,9 +13,9 @@ from planning.program_variants import (
     VariantCache,
     layer_types_faster_saved,
 )
-from planning.report import FasterStateAdvice, PlanReport
+from planning.report import FasterSetting, PlanReport
 
-STATE = "8bit_residual8"
+FIELD, STATE = "training.optimizer.state", "8bit_residual8"
 
 MIN_GAIN = 0.05
 """Smallest fraction of a step's time for whose gain the state is advised."""
@@ -24,8 +24,8 @@ MIN_SHARE = 0.1
 """Smallest fraction of the model's state that moments take for the advice to pay."""
 
 
-def with_state_advice(report: PlanReport, programs: VariantCache) -> PlanReport:
-    """Return a copy of a plan; advises 8-bit optimizer state if that is faster or needed to fit.
+def find_faster_state(report: PlanReport, programs: VariantCache) -> FasterSetting | None:
+    """Return the 8-bit optimizer state if that makes a plan faster or fit; else None.
 
     Only a few variants of the program are simulated: the best one can be faster still.
     """
@@ -33,21 +33,19 @@ def with_state_advice(report: PlanReport, programs: VariantCache) -> PlanReport:
     config, result = requirements.config, requirements.placement_result
     optimizer = config.training.optimizer
     if result is None or (optimizer.name, optimizer.state) != ("adamw", "float32"):
-        return report
+        return None
     if result.best.is_bound_by_compute or requirements.moments < MIN_SHARE * requirements.state:
-        return report
+        return None
     try:  # the state replaces stochastic rounding, as on the command line
-        other = config.with_values(
-            {"training.optimizer.state": STATE, "training.stochastic_rounding": None}
-        )
+        other = config.with_values({FIELD: STATE, "training.stochastic_rounding": None})
     except ConfigError:
-        return report
+        return None
     variants = programs.variants(other, machine.target)
     candidates = list(_candidate_variants(result.best, report))
     best = simulate_fastest_trial(variants, other, machine, candidates)
-    if not best.fits or (report.fits and not best.is_faster_than(result.best, MIN_GAIN)):
-        return report
-    return replace(report, faster_state=FasterStateAdvice(STATE, best.seconds))
+    if best is None or not best.fits or best.seconds > report.seconds_to_beat(MIN_GAIN):
+        return None
+    return FasterSetting(FIELD, STATE, best.seconds)
 
 
 def _candidate_variants(best: PlacementTrial, report: PlanReport) -> Iterator[ProgramVariant]:

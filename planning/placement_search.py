@@ -105,6 +105,14 @@ def search_placement(
     return PlacementResult(trimmed, tried, len(search.left_out - {t.variant for t in tried}))
 
 
+def first_variant(config: RunConfig) -> ProgramVariant:
+    """Return the first variant of `search_placement`, which recomputes all activations.
+
+    It has one pass of all micro-batches, or the configured number.
+    """
+    return ProgramVariant(_candidate_micro_batches_per_pass(config)[1])
+
+
 @popxl.plan.gc_disabled()
 def simulate_trial(
     variants: ProgramVariants,
@@ -114,10 +122,9 @@ def simulate_trial(
 ) -> PlacementTrial:
     """Simulate a run of one variant of a training program on a machine.
 
-    The default is the first variant of `search_placement`: one pass of all micro-batches, or the
-    configured number, with all activations recomputed.
+    The default is `first_variant`.
     """
-    variant = variant or ProgramVariant(_candidate_micro_batches_per_pass(config)[1])
+    variant = variant or first_variant(config)
     return PlacementSearch.for_machine(target_machine, variants, config).simulate_variant(variant)
 
 
@@ -127,13 +134,30 @@ def simulate_fastest_trial(
     config: RunConfig,
     target_machine: Machine,
     candidates: Sequence[ProgramVariant],
-) -> PlacementTrial:
+    limit: float = inf,
+) -> PlacementTrial | None:
     """Simulate variants of a training program on a machine, and return the fastest trial.
 
-    The first candidate should be a likely one: others that cannot be faster are not simulated.
+    It is one that `search_placement` could choose: several passes are faster than one by
+    `_PASS_GAIN`.
+
+    Args:
+        candidates: the first one should be likely; others that cannot be faster are not simulated.
+        limit: seconds; a first candidate that computes for longer is not simulated, nor are the
+            others.
     """
     search = PlacementSearch.for_machine(target_machine, variants, config)
-    return search.find_fastest(search.simulate_variant(candidates[0]), candidates[1:])
+    if search.traced_compute_seconds(candidates[0]) >= limit:
+        return None
+    best = search.find_fastest(search.simulate_variant(candidates[0]), candidates[1:])
+    largest = _candidate_micro_batches_per_pass(config)[1]
+    if best.seconds >= limit:
+        return None
+    if best.variant.per_pass < largest:
+        search.limit_seconds(best.seconds / (1 - _PASS_GAIN) if best.fits else inf)
+        one_pass = search.find_best_remat(largest)
+        best = best if best.is_faster_than(one_pass, _PASS_GAIN) else one_pass
+    return search.fill_device_memory(best)
 
 
 def _resolve_auto_options(
@@ -293,8 +317,11 @@ class PlacementSearch:
     def compute_seconds(self, variant: ProgramVariant) -> float:
         """Return the seconds that a variant computes, in however many passes."""
         largest = _candidate_micro_batches_per_pass(self._config)[1]
-        traced = self._program_and_trace(replace(variant, per_pass=largest))[1]
-        return sum(self._estimate(traced).compute_seconds)
+        return self.traced_compute_seconds(replace(variant, per_pass=largest))
+
+    def traced_compute_seconds(self, variant: ProgramVariant) -> float:
+        """Return the seconds that a variant's own trace computes: a lower bound of its run."""
+        return sum(self._estimate(self._program_and_trace(variant)[1]).compute_seconds)
 
     def _placed_bound(self, variant: ProgramVariant) -> float:
         """Return a lower bound of a variant's run: an estimate with all entries that can fit.

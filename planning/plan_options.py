@@ -124,13 +124,15 @@ def show_plan(
     from planning.report_text import format_report
     from planning.speed_advice import with_speed_advice
     from planning.teacher_pass import format_teacher_pass, plan_teacher_pass
+    from popxl.plan import gc_disabled
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
-    report = make_report(line.preset, requirements_fn(line.config, target.target), target)
-    report = with_speed_advice(
-        report, programs or VariantCache(), line.settings.has_explicit_layout
-    )
-    teacher = plan_teacher_pass(line.config, target) if report.trains else None
+    with gc_disabled():
+        report = make_report(line.preset, requirements_fn(line.config, target.target), target)
+        report = with_speed_advice(
+            report, programs or VariantCache(), line.settings.has_explicit_layout
+        )
+        teacher = plan_teacher_pass(line.config, target) if report.trains else None
     if options.plan:
         print(format_report(report))
         if teacher is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any
 
 import popxl
@@ -52,15 +53,16 @@ class LargerBatchAdvice:
 
 
 @dataclass(frozen=True)
-class FasterStateAdvice:
-    """Advice in a plan: an optimizer state format with a faster step, or the only one that fits.
+class FasterSetting:
+    """Advice in a plan: a setting with a faster step, or with which alone the program fits.
 
     Attributes:
-        state: value of `training.optimizer.state`.
+        field: dotted name of the field.
         seconds: seconds of a simulated step.
     """
 
-    state: str
+    field: str
+    value: str | int
     seconds: float
 
 
@@ -75,7 +77,7 @@ class PlanReport:
             disk.
         without_memory_options: the trial without options that only save memory, if it fits.
         larger_batch: see `planning.batch_size_advice`.
-        faster_state: see `planning.optimizer_state_advice`.
+        faster_settings: see `planning.speed_advice`.
         bucket_seconds: expected seconds of a run by length of the shorter buckets.
     """
 
@@ -87,7 +89,7 @@ class PlanReport:
     timeline: popxl.plan.Timeline | None = None
     without_memory_options: PlacementTrial | None = None
     larger_batch: LargerBatchAdvice | None = None
-    faster_state: FasterStateAdvice | None = None
+    faster_settings: Sequence[FasterSetting] = ()
     bucket_seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
@@ -186,6 +188,11 @@ class PlanReport:
     def _utilisation(self, seconds: float) -> float:
         return sum(row.times.compute for row in self.rows) / seconds if seconds else 0.0
 
+    def seconds_to_beat(self, gain: float) -> float:
+        """Return the seconds of a step faster by `gain`; infinity if the plan does not fit."""
+        result = self.requirements.placement_result
+        return (1 - gain) * result.best.seconds if result is not None and self.fits else inf
+
     def idle_time(self, row: PhaseRow) -> popxl.plan.ExposedTime:
         """Return the seconds in which the device idles during a phase of the simulated run."""
         by_label = {} if self.timeline is None else self.timeline.exposed
@@ -220,7 +227,7 @@ class PlanReport:
             "length_buckets": dict(self.bucket_seconds),
             "simulated": None if self.timeline is None else _timeline_as_dict(self, self.timeline),
             "larger_batch": None if self.larger_batch is None else asdict(self.larger_batch),
-            "faster_state": None if self.faster_state is None else asdict(self.faster_state),
+            "faster_settings": [asdict(setting) for setting in self.faster_settings],
             "execution": asdict(requirements.config.execution),
             "placement": None
             if requirements.placement is None

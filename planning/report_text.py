@@ -96,7 +96,8 @@ def _total_lines(report: PlanReport) -> list[str]:
         f"bound        {report.seconds:,.3f} s a run, {requirements.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    advice = [*_batch_advice_lines(report), *_state_advice_lines(report)]
+    settings = [f"faster       {text}" for text in format_setting_advice(report)]
+    advice = [*_batch_advice_lines(report), *settings]
     tried = [*advice, *_pass_lines(report), *_memory_option_lines(report)]
     simulated = [*_simulated_lines(report), *_bucket_lines(report)]
     return [*lines, *simulated, *tried, *_placement_lines(report)]
@@ -171,20 +172,13 @@ def format_batch_advice(report: PlanReport) -> str | None:
     )
 
 
-def _state_advice_lines(report: PlanReport) -> list[str]:
-    """Return a line with the advice on the optimizer state, or no line."""
-    text = format_state_advice(report)
-    return [] if text is None else [f"state pays   {text}"]
-
-
-def format_state_advice(report: PlanReport) -> str | None:
-    """Format the advice on the optimizer state; None without advice."""
-    other = report.faster_state
-    if other is None:
-        return None
+def format_setting_advice(report: PlanReport) -> list[str]:
+    """Format the advice on settings with a faster step, a text for each."""
     fits = "" if report.fits else "it fits, "
-    seconds = format_two_digits(other.seconds)
-    return f"with --training.optimizer.state {other.state}: {fits}{seconds} s a step"
+    return [
+        f"with --{faster.field} {faster.value}: {fits}{faster.seconds:,.3g} s a step"
+        for faster in report.faster_settings
+    ]
 
 
 def _memory_option_lines(report: PlanReport) -> list[str]:

@@ -9,11 +9,12 @@ import pytest
 
 from planning.fit import format_fit
 from planning.hardware.machines import Machine, machine
-from planning.optimizer_state_advice import with_state_advice
+from planning.optimizer_state_advice import FIELD, STATE
 from planning.program_variants import VariantCache
-from planning.report import PlanReport, make_report
+from planning.report import FasterSetting, PlanReport, make_report
 from planning.report_text import format_report
 from planning.requirements import finetuning_requirements
+from planning.speed_advice import with_speed_advice
 from tests.planning.presets import preset
 
 SMALL = replace(machine("t4"), memory=0.02e9, host_link=1e8, devices=1)
@@ -29,21 +30,27 @@ def plan(on: Machine, **training: Any) -> PlanReport:
         execution={"micro_batch_size": 4, "activations": "recompute"},
     )
     made = make_report("small", finetuning_requirements(config, on.target), on)
-    return with_state_advice(made, VariantCache())
+    return with_speed_advice(made, VariantCache())
+
+
+def advised_state(made: PlanReport) -> FasterSetting | None:
+    found = [setting for setting in made.faster_settings if setting.field == FIELD]
+    return found[0] if found else None
 
 
 def test_a_plan_that_waits_for_its_state_names_a_smaller_one() -> None:
     made = plan(SMALL)
-    other = made.faster_state
+    other = advised_state(made)
     assert other is not None
     assert other.seconds < 0.95 * made.expected_seconds
-    assert made.as_dict()["faster_state"] == {"state": "8bit_residual8", "seconds": other.seconds}
+    as_data = {"field": FIELD, "value": STATE, "seconds": other.seconds}
+    assert as_data in made.as_dict()["faster_settings"]
     so = plan(SMALL, optimizer={"state": "8bit_residual8"})
-    assert so.faster_state is None
+    assert advised_state(so) is None
     assert so.expected_seconds <= 1.01 * other.seconds, "a plan of its own is at least as fast"
-    line = next(x for x in format_report(made).splitlines() if x.startswith("state pays   "))
+    line = next(x for x in format_report(made).splitlines() if LINE in x)
+    assert line.startswith("faster       ")
     assert line.endswith(" s a step")
-    assert LINE in line
     assert "fits" not in line
     assert any(LINE in x for x in format_fit(made, 1e6))
 
@@ -66,4 +73,4 @@ def test_a_plan_that_does_not_fit_names_the_state_with_which_it_does() -> None:
     ],
 )
 def test_others_name_none(on: Machine, training: dict[str, Any]) -> None:
-    assert plan(replace(on, devices=on.devices and 1), **training).faster_state is None
+    assert advised_state(plan(replace(on, devices=on.devices and 1), **training)) is None
