@@ -130,21 +130,13 @@ class SegmentCache:
         return _load_executable(self._program.specs_of(segment), devices, path, key)
 
     def compile(self, segment: Segment) -> Any:
-        """Compiles a segment; `store` puts its executable in the cache."""
-        path, _ = self._path_and_key(segment)
+        """Compiles a segment and stores its executable in the cache."""
+        path, key = self._path_and_key(segment)
+        compiled = self._compile(segment)
         if path is not None:
             self.increment_counter("misses")
-        return self._compile(segment)
-
-    def store(self, segment: Segment, compiled: Any) -> None:
-        """Stores the executable of a segment in the cache, if the segment is cacheable.
-
-        Not while another thread compiles: JAX 0.11.2 died once of a segmentation fault in
-        `serialize` then.
-        """
-        path, key = self._path_and_key(segment)
-        if path is not None:
             _store_executable(self._program.specs_of(segment), compiled, path, key, self._max_bytes)
+        return compiled
 
     def _path_and_key(self, segment: Segment) -> tuple[Path | None, str]:
         key = self.key(segment)

@@ -209,8 +209,6 @@ class Program:
             executables |= zip(
                 missing, pool.map(cache.compile, map(first.get, missing)), strict=True
             )
-        for key in missing:
-            cache.store(first[key], executables[key])
         for _ in range(len(executables) - len(missing)):
             cache.increment_counter("hits")
         self.executable_by_key = {k: executables.get(k) or compiled[k] for k in keys.values()}
