@@ -48,6 +48,7 @@ QUICKER: dict[str, bool | int] = {
 if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later ones have only new ones
     QUICKER["xla_cpu_use_fusion_emitters"] = False  # the old ones; casts to fnuz are wrong
 KNOWN = 200  # executables that are kept for other tests; each takes some of a process's mappings
+MAX_MAPPINGS = 30_000  # Linux gives a process 65,530; where they end, XLA's compiler crashes
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,7 +129,7 @@ def cached(executables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def compiled_once() -> Iterator[None]:
+def compiled_once() -> Iterator[dict[tuple[object, ...], object]]:
     """Compile a segment of the application's once in a process, whichever tests have it."""
     from popxl._compile.executable_cache import SegmentCache
     from popxl._devices import cpu
@@ -153,4 +154,18 @@ def compiled_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SegmentCache, "_compile", compile_)
-        yield
+        yield known
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_mappings(compiled_once: dict[tuple[object, ...], object]) -> Iterator[None]:
+    """Free what is compiled before the process has no memory mappings left."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MAX_MAPPINGS:
+        import jax
+
+        compiled_once.clear()
+        jax.clear_caches()
+        gc.unfreeze()  # what `small_heap` left out
+        gc.collect()
