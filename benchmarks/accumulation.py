@@ -234,10 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if args.steps < 2:
         raise UserError("--steps must be 2 or more: the first step is not counted")
-    size, path = (
-        _parse_size(args, ModelAndBatchSize.vocabulary),
-        args.out and args.out / "accumulation.json",
-    )
+    size = _parse_size(args, ModelAndBatchSize.vocabulary)
+    path = args.out and args.out / "accumulation.json"
     of = asdict(size) | {"steps": args.steps}
     file = MeasurementFile(path, of if args.devices == DEVICES else of | {"devices": args.devices})
     print(TABLE_HEAD)

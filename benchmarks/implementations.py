@@ -194,14 +194,12 @@ def generation_implementation(
         )
     from huggingface.torch_model import build_torch_model, generate_greedily
 
-    model, batch = (
-        build_torch_model(
-            get_family(config).to_config_json(config),
-            config.model.precision,
-            weight_map.to_hf(weights),
-        ),
-        config.execution.micro_batch_size,
+    model = build_torch_model(
+        get_family(config).to_config_json(config),
+        config.model.precision,
+        weight_map.to_hf(weights),
     )
+    batch = config.execution.micro_batch_size
     length = getattr(config.model, "output_length", None) or config.model.decoder_sequence_length
 
     def answers(size: int) -> list[list[int]]:

@@ -17,6 +17,7 @@ record: seconds and memory of each process.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -32,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.disk_offload import append_record, build_config, parse_arguments
+from benchmarks.disk_offload import append_record, build_config
 from checkpoints import CheckpointStore, load_checkpoint
 from config.errors import UserError
 from config.sections import RunConfig
@@ -45,6 +46,7 @@ from run.resume import resolve_initial_state
 from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages
+from terminal.parser import Parser
 
 _ROOTS = (  # of control groups: the folder, and the file with the limit
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
@@ -323,7 +325,12 @@ def _folder_bytes(folder: Path) -> int:
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure kill and resume of a preset, print the metrics, and add them to the record file."""
-    args = parse_arguments(__doc__, RUNS, CHILDREN, arguments)
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", choices=RUNS, help="which model")
+    parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
+    parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
+    parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
     folders = MeasurementFolders(args.folder)
     if args.child:
         run, memory = RUNS[args.run]

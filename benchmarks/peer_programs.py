@@ -195,11 +195,9 @@ class TorchProgram:
     ) -> None:
         import torch
 
-        self._torch, self._model, self._clip = (
-            torch,
-            model,
-            config.training.optimizer.gradient_clipping,
-        )
+        self._torch = torch
+        self._model = model
+        self._clip = config.training.optimizer.gradient_clipping
         self._backward = backward or (lambda loss: loss.backward())
         self._update = update or self._clip_and_update
         if update is None:

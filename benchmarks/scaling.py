@@ -129,10 +129,8 @@ def _measure_heartbeats() -> dict[str, float]:
     before, busy, start = _rpc_traffic("watch"), _service_seconds(), time.perf_counter()
     time.sleep(WATCHED)
     seconds = time.perf_counter() - start
-    busy, traffic = (
-        (_service_seconds() - busy) / seconds,
-        (_rpc_traffic("watch") - before) / seconds,
-    )
+    busy = (_service_seconds() - busy) / seconds
+    traffic = (_rpc_traffic("watch") - before) / seconds
     return {"watch_service_s": busy} | _sum_traffic("watch_", traffic)
 
 
