@@ -123,10 +123,8 @@ class TurnLocator:
         messages = [*self._messages]
         messages[turn] = _replace_texts_by_placeholder(messages[turn])
         text, other_text = self.text, self._render(messages, False)
-        prefix_length, suffix_length = (
-            _common_prefix_length(text, other_text),
-            _common_prefix_length(text[::-1], other_text[::-1]),
-        )
+        prefix_length = _common_prefix_length(text, other_text)
+        suffix_length = _common_prefix_length(text[::-1], other_text[::-1])
         header_lengths = [len(header), *(end.end() for end in _HEADER_END.finditer(header))]
         # The header that is nearest before the first difference, as long as can be.
         start, header_length = max(

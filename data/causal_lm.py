@@ -31,7 +31,7 @@ from data.sample_format import (
     SampleFormat,
     TokenInLoss,
     length_multiple,
-    pad_right,
+    pad_prompts,
     sequences_without_loss,
 )
 from data.samples import (
@@ -49,7 +49,6 @@ from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import (
     NO_TRUNCATION,
     TokenLimit,
-    TooLongError,
     TruncationCounts,
     left_truncated_indices,
     truncate_targets,
@@ -115,10 +114,8 @@ class TokenBlocks:
         starts = np.asarray(indices, np.int64).reshape(-1, 1) * self.sequence_length
         positions = starts + np.arange(self.sequence_length)
         is_token = positions < len(self.tokens) - 1
-        input_indices, label_indices = (
-            np.where(is_token, positions, 0),
-            np.where(is_token, positions + 1, 0),
-        )
+        input_indices = np.where(is_token, positions, 0)
+        label_indices = np.where(is_token, positions + 1, 0)
         targets = self.tokens if self.targets is None else self.targets
         return {
             "input_ids": np.where(is_token, self.tokens[input_indices], np.int32(self.pad)),
@@ -390,22 +387,8 @@ class CausalLM(SampleFormat):
         languages: Sequence[Languages] = (),
     ) -> tuple[RunConfig, Prompts]:
         """Tokenize prompts; those longer than `sequence_length` are truncated on the left."""
-        max_tokens = config.model.sequence_length
         rows = list(encode_prompts(tokenizer, texts))
-        num_truncated = sum(len(ids) > max_tokens for ids in rows)
-        truncated_rows = [
-            ids[
-                left_truncated_indices(
-                    len(ids), max_tokens, count_leading_special_tokens(tokenizer, ids)
-                )
-            ]
-            for ids in rows
-        ]
-        input_ids, mask = pad_right(
-            truncated_rows, max_tokens, length_multiple(config), tokenizer.pad_token_id
-        )
-        model = replace(config.model, sequence_length=input_ids.shape[1])
-        return replace(config, model=model), Prompts(texts, input_ids, mask, num_truncated)
+        return pad_prompts(config, texts, rows, tokenizer, length_multiple(config), True)
 
     def encode_targets(
         self,
@@ -454,15 +437,10 @@ class CausalLM(SampleFormat):
             return sequences_without_loss(batch)
         sequences = list[list[TokenInLoss]]()
         segment_ids, ids = get_segment_ids(batch), batch["input_ids"]
-        no_labels = np.full_like(ids, IGNORE_INDEX)
-        for input_ids, labels, row_segments in zip(
-            ids, batch.get("labels", no_labels), segment_ids, strict=True
-        ):
+        for input_ids, labels, row_segments in zip(ids, batch["labels"], segment_ids, strict=True):
             for number in range(1, int(row_segments.max(initial=0)) + 1):
-                tokens_read, next_labels = (
-                    input_ids[row_segments == number],
-                    labels[row_segments == number],
-                )
+                tokens_read = input_ids[row_segments == number]
+                next_labels = labels[row_segments == number]
                 in_loss = next_labels != IGNORE_INDEX
                 tokens, mask = [*tokens_read.tolist()], [False, *in_loss[:-1].tolist()]
                 if in_loss[-1]:
@@ -516,12 +494,11 @@ def truncate_conversations(
     if too_long and on_long_target == "error":
         longest = max(too_long, key=lambda i: len(texts[i].ids))
         tokens, prompt = len(texts[longest].ids), examples[longest].prompt
-        raise TooLongError(
-            longest,
+        subject = (
             f"{len(too_long)} of {len(texts)} conversations are too long: the longest, which ends "
-            f"{format_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
-            f"{limit.tokens}: {limit.fitting_advice(tokens - 1)}",
+            f"{format_name(prompt[-60:])!r}, has {tokens} tokens"
         )
+        raise limit.error(longest, subject, tokens - 1)
     dropped_indices = set(too_long) if on_long_target == "skip" else set[int]()
     truncated = [TokenizedText(*(part[:max_tokens] for part in text))
             for i, text in enumerate(texts) if i not in dropped_indices]  # fmt: skip
@@ -563,13 +540,13 @@ def truncate_prompts(
     too_long = [i for i, size in enumerate(sizes) if size > limit.tokens]
     if too_long and on_long_target == "error":
         longest = max(too_long, key=sizes.__getitem__)
-        both = "the two texts have" if len(items[longest].sequences) > 1 else "the text has"
-        together = " together" if len(items[longest].sequences) > 1 else ""
-        raise TooLongError(
-            items[longest].example_index,
-            f"{both} {sizes[longest]} tokens{together}, but {limit.field} is "
-            f"{limit.tokens}: {limit.fitting_advice(sizes[longest])}",
+        both, together = (
+            ("the two texts have", " together")
+            if len(items[longest].sequences) > 1
+            else ("the text has", "")
         )
+        subject = f"{both} {sizes[longest]} tokens{together}"
+        raise limit.error(items[longest].example_index, subject, sizes[longest])
     fitting_items, num_truncated = list[PairOrRolloutT](), 0
     for item, size in zip(items, sizes, strict=True):
         excess = -(-max(size - limit.tokens, 0) // len(item.sequences))

@@ -218,10 +218,8 @@ class ChatTemplate:
         Args:
             add_generation_prompt: the text ends with the generation prompt.
         """
-        add, ignored = (
-            self.warnings.count_warning,
-            self._find_ignored_fields(conversation, text, add_generation_prompt),
-        )
+        add = self.warnings.count_warning
+        ignored = self._find_ignored_fields(conversation, text, add_generation_prompt)
         for (role, name), value in ignored.items():
             if name == "content":
                 add(NOT_RENDERED, f"messages of the role {role}", location, value)

@@ -227,10 +227,8 @@ def _normalize_message(
         raise ColumnError(
             f"message {message_number} is {format_value(message)}, but must be an object"
         )
-    role, content = (
-        message.get("role", message.get("from")),
-        message.get("content", message.get("value")),
-    )
+    role = message.get("role", message.get("from"))
+    content = message.get("content", message.get("value"))
     if not isinstance(role, str):
         raise ColumnError(f"message {message_number} must have a role, or from, that is text")
     fields: dict[str, Any] = {"role": _ROLES.get(role, role)}

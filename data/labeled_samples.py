@@ -16,9 +16,9 @@ import numpy as np
 
 from config.task import SegmentsData, Seq2SeqData
 from data.packing import EMPTY_SLOT
-from data.samples import Samples, hash_arrays, sample_lengths
+from data.samples import ExtendedSamples
 from data.token_sequences import pack_rows, truncate_sequences
-from data.truncation import TokenLimit, TooLongError, TruncationCounts
+from data.truncation import TokenLimit, TruncationCounts
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -30,7 +30,7 @@ LABELS, IS_LABELED = "sequence_labels", "is_labeled"
 
 
 @dataclass(frozen=True)
-class LabeledSamples:
+class LabeledSamples(ExtendedSamples):
     """Token sequences with their labels.
 
     Attributes:
@@ -39,27 +39,12 @@ class LabeledSamples:
         labels: float32 [labels, classes].
     """
 
-    samples: Samples
     rows: np.ndarray
     labels: np.ndarray
 
     @property
-    def truncation_counts(self) -> TruncationCounts:
-        """Counts of truncated sequences."""
-        return self.samples.truncation_counts
-
-    @property
     def digest(self) -> str:
-        tokens = np.frombuffer(bytes.fromhex(self.samples.digest), np.uint8)
-        return hash_arrays(tokens, self.rows, self.labels)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sample, int64 [n]."""
-        return sample_lengths(self.samples)
+        return self.hash_with(self.rows, self.labels)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order: arrays by name."""
@@ -114,12 +99,8 @@ def make_reward_samples(
     dropped = len(sizes) - len(fitting)
     if dropped and config.data.on_long_target == "error":
         longest = int(np.argmax(sizes))
-        limit = TokenLimit(length, "sequence_length")
-        raise TooLongError(
-            2 * longest,
-            f"the two texts have {sizes[longest]} tokens together, but {limit.field} is {length}: "
-            f"{limit.fitting_advice(sizes[longest])}",
-        )
+        subject = f"the two texts have {sizes[longest]} tokens together"
+        raise TokenLimit(length, "sequence_length").error(2 * longest, subject, sizes[longest])
     kept = [sequences[2 * i + j] for i in fitting for j in (0, 1)]
     assert isinstance(config.data, SegmentsData | Seq2SeqData)
     rows, slots = pack_rows(kept, 2, length, config.data.examples_per_sample)

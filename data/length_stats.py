@@ -66,11 +66,9 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
 
 def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
     """Count the tokens that each example has in a sample, and those of its target."""
-    tokens, row_type, length = (
-        corpus.tokens or (),
-        data.task.row_type,
-        data.sample_format.count_example_tokens,
-    )
+    tokens = corpus.tokens or ()
+    row_type = data.task.row_type
+    length = data.sample_format.count_example_tokens
     if row_type in WHOLE_TEXTS:  # an answer is as short as can be
         sizes, count = [len(text.ids) for text in tokens], data.task.examples_per_row
         return [(sum(sizes[i : i + count]), 1) for i in range(0, len(sizes), count)]

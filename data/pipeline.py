@@ -636,10 +636,8 @@ class Pipeline:
         config, prompts = self.make_prompts(
             [example.prompt for example in corpus.examples], languages
         )
-        names, max_new_tokens = (
-            self.task.labels,
-            self.sample_format.max_new_tokens(self.user_config),
-        )
+        names = self.task.labels
+        max_new_tokens = self.sample_format.max_new_tokens(self.user_config)
         texts: Sequence[str] = [example.target for example in corpus.examples]
         if names is not None:  # with the white space of the targets
             labels, distinct_targets = ClassLabels(names), dict.fromkeys(texts)

@@ -22,20 +22,10 @@ from config.sections import RunConfig
 from config.task import SegmentsData, Seq2SeqData
 from data.examples import Example, TokenizedText
 from data.packing import EMPTY_SLOT
-from data.samples import (
-    ExtendedSamples,
-    Samples,
-    hash_arrays,
-    sample_lengths,
-)
-from data.truncation import TruncationCounts
+from data.samples import ExtendedSamples
 
-NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS, SEGMENT_IDS = (
-    "num_loss_tokens",
-    "kto_labels",
-    "ref_logps",
-    "segment_ids",
-)
+NUM_LOSS_TOKENS, KTO_LABELS = "num_loss_tokens", "kto_labels"
+REF_LOGPS, SEGMENT_IDS = "ref_logps", "segment_ids"
 
 
 def answers_per_example(config: RunConfig) -> int:
@@ -110,11 +100,9 @@ def _assign_mismatched_answers(prompts: Sequence[str]) -> list[int]:
     indices_by_prompt = dict[str, list[int]]()
     for index, prompt in enumerate(prompts):
         indices_by_prompt.setdefault(prompt, []).append(index)
-    ordered, matches, end = (
-        [i for indices in indices_by_prompt.values() for i in indices],
-        [0] * len(prompts),
-        0,
-    )
+    ordered = [i for indices in indices_by_prompt.values() for i in indices]
+    matches = [0] * len(prompts)
+    end = 0
     for indices in indices_by_prompt.values():
         end += len(indices)
         num_others = len(prompts) - len(indices)
@@ -140,10 +128,8 @@ def _combine_prompt_and_answer(
     prompt_source: TokenizedText, answer_source: TokenizedText
 ) -> TokenizedText:
     """Combine one tokenized sequence's prompt with another's answer."""
-    prompt, answer = (
-        slice(None, count_prompt_tokens(prompt_source)),
-        slice(count_prompt_tokens(answer_source), None),
-    )
+    prompt = slice(None, count_prompt_tokens(prompt_source))
+    answer = slice(count_prompt_tokens(answer_source), None)
     ids, masks = zip(prompt_source, answer_source, strict=True)
     return TokenizedText(np.concatenate([ids[0][prompt], ids[1][answer]]),
                   np.concatenate([masks[0][prompt], masks[1][answer]]))  # fmt: skip
@@ -157,46 +143,31 @@ def make_kto_labels(pairs: Sequence[PreferencePair]) -> np.ndarray | None:
 
 
 @dataclass(frozen=True)
-class PreferenceSamples:
+class PreferenceSamples(ExtendedSamples):
     """Samples of preference pairs: chosen and rejected sequences of the same prompt.
 
     Attributes:
-        token_samples: samples with the pairs' tokens.
+        samples: those with the pairs' tokens.
         pair_indices: int64 [n, pairs per sample], index of the pair in each slot, or `EMPTY_SLOT`.
         num_loss_tokens: float32 [pairs, 2], loss tokens of each answer.
         kto_labels: float32 [pairs, 1], 1 desirable, -1 undesirable; None without labels.
     """
 
-    token_samples: Samples
     pair_indices: np.ndarray
     num_loss_tokens: np.ndarray
     kto_labels: np.ndarray | None
 
     @property
-    def truncation_counts(self) -> TruncationCounts:
-        """Counts of preference pairs that were truncated or dropped."""
-        return self.token_samples.truncation_counts
-
-    @property
     def digest(self) -> str:
-        tokens = np.frombuffer(bytes.fromhex(self.token_samples.digest), np.uint8)
         kto_labels = np.zeros(0) if self.kto_labels is None else self.kto_labels
-        return hash_arrays(tokens, self.pair_indices, self.num_loss_tokens, kto_labels)
-
-    def __len__(self) -> int:
-        return len(self.pair_indices)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sample, int64 [n]."""
-        return sample_lengths(self.token_samples)
+        return self.hash_with(self.pair_indices, self.num_loss_tokens, kto_labels)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order: arrays by name."""
         rows = np.asarray(indices, np.int64)
         pairs = self.pair_indices[rows].reshape(-1)
         is_used = (pairs != EMPTY_SLOT)[:, None]
-        batch = self.token_samples.take(rows) | {
+        batch = self.samples.take(rows) | {
             NUM_LOSS_TOKENS: np.where(is_used, self.num_loss_tokens[pairs], 0)
         }
         if self.kto_labels is not None:

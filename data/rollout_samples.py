@@ -29,8 +29,8 @@ from data.advantages import (
 from data.examples import Example, TokenizedText
 from data.packing import EMPTY_SLOT
 from data.preference_samples import NUM_LOSS_TOKENS
-from data.samples import Samples, hash_arrays, sample_lengths
-from data.truncation import ExampleError, TokenLimit, TooLongError, TruncationCounts
+from data.samples import ExtendedSamples, Samples
+from data.truncation import ExampleError, TokenLimit, TruncationCounts
 
 if TYPE_CHECKING:
     from config.training import Training
@@ -146,11 +146,8 @@ def truncate_completions(
     too_long = [r for r in rollouts if r.completion_length > limit.tokens]
     if too_long and on_long_target == "error":
         longest = max(too_long, key=lambda r: r.completion_length)
-        raise TooLongError(
-            longest.example_index,
-            f"the completion has {longest.completion_length} tokens, but {limit.field} is "
-            f"{limit.tokens}: {limit.fitting_advice(longest.completion_length)}",
-        )
+        tokens = longest.completion_length
+        raise limit.error(longest.example_index, f"the completion has {tokens} tokens", tokens)
     if on_long_target == "skip":
         kept = [r for r in rollouts if r.completion_length <= limit.tokens]
         return kept, TruncationCounts(dropped=len(too_long))
@@ -182,11 +179,11 @@ def group_keys(examples: Sequence[Example]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class RolloutSamples:
+class RolloutSamples(ExtendedSamples):
     """Samples of rollouts with their advantages.
 
     Attributes:
-        token_samples: samples with the rollouts' tokens.
+        samples: those with the rollouts' tokens.
         slots: int64 [n, rollouts per sample], index of the rollout in each slot, or `EMPTY_SLOT`.
         rollouts: those in the samples.
         arrays: float32 [rollouts], by name: the arrays of a batch with a row for each sequence.
@@ -194,7 +191,6 @@ class RolloutSamples:
         training: settings of the advantages.
     """
 
-    token_samples: Samples
     slots: np.ndarray
     rollouts: Sequence[TokenizedRollout]
     arrays: dict[str, np.ndarray]
@@ -204,7 +200,7 @@ class RolloutSamples:
     @classmethod
     def from_rollouts(
         cls,
-        token_samples: Samples,
+        samples: Samples,
         slots: np.ndarray,
         rollouts: Sequence[TokenizedRollout],
         examples: Sequence[Example],
@@ -225,27 +221,13 @@ class RolloutSamples:
             ),
         }
         floats = {name: array.astype(np.float32) for name, array in arrays.items()}
-        return cls(token_samples, slots, rollouts, floats, groups[kept], training)
-
-    @property
-    def truncation_counts(self) -> TruncationCounts:
-        """Counts of rollouts that were truncated or dropped."""
-        return self.token_samples.truncation_counts
+        return cls(samples, slots, rollouts, floats, groups[kept], training)
 
     @cached_property
     def digest(self) -> str:
-        tokens = np.frombuffer(bytes.fromhex(self.token_samples.digest), np.uint8)
         values = [self.arrays[name] for name in sorted(self.arrays)]
         logps = None if self.old_logps is None else self.old_logps.values
-        return hash_arrays(tokens, self.slots, *values, logps)
-
-    def __len__(self) -> int:
-        return len(self.slots)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sample, int64 [n]."""
-        return sample_lengths(self.token_samples)
+        return self.hash_with(self.slots, *values, logps)
 
     @cached_property
     def old_logps(self) -> InMemoryTokenOutputs | None:
@@ -292,7 +274,7 @@ class RolloutSamples:
             name: np.where(slots == EMPTY_SLOT, np.float32(0), array[slots])[:, None]
             for name, array in self.arrays.items()
         }
-        return self.token_samples.take(rows) | arrays
+        return self.samples.take(rows) | arrays
 
 
 @dataclass(frozen=True)

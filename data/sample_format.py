@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from config.task import LossOn
 from data.examples import Example, Languages
 from data.samples import Batch, Prompts, Samples, get_segment_ids
-from data.truncation import TokenLimit, TruncationCounts
+from data.truncation import TokenLimit, TruncationCounts, left_truncated_indices, truncate_right
 
 if TYPE_CHECKING:
     from data.preference_samples import PreferencePair, PreferenceSamples
@@ -241,6 +241,38 @@ def sequences_without_loss(batch: Batch) -> list[list[TokenInLoss]]:
 def length_multiple(config: RunConfig) -> int:
     """Multiple to which prompt lengths are rounded up, so that fewer programs are compiled."""
     return math.lcm(LENGTH_MULTIPLE, config.execution.num_query_chunks)
+
+
+def truncate_prompt_ids(
+    rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, truncate_left: bool
+) -> tuple[list[np.ndarray], int]:
+    """Truncate tokenized prompts; returns them and the number of truncated ones."""
+    from data.prompt_boundary import count_leading_special_tokens  # of texts, with a tokenizer
+
+    def truncate(ids: np.ndarray) -> np.ndarray:
+        if not truncate_left:
+            return truncate_right(ids, length, tokenizer.num_end_tokens)
+        num_fixed = count_leading_special_tokens(tokenizer, ids)
+        return ids[left_truncated_indices(len(ids), length, num_fixed)]
+
+    truncated = [truncate(ids) if len(ids) > length else ids for ids in rows]
+    return truncated, sum(len(ids) > length for ids in rows)
+
+
+def pad_prompts(
+    config: RunConfig,
+    texts: Sequence[str],
+    rows: Sequence[np.ndarray],
+    tokenizer: Tokenizer,
+    multiple: int,
+    truncate_left: bool,
+) -> tuple[RunConfig, Prompts]:
+    """Truncate and pad the tokens `rows` of prompts, with a configuration of their length."""
+    max_tokens = config.model.sequence_length
+    rows, num_truncated = truncate_prompt_ids(rows, tokenizer, max_tokens, truncate_left)
+    input_ids, mask = pad_right(rows, max_tokens, multiple, tokenizer.pad_token_id)
+    fitting = replace(config, model=replace(config.model, sequence_length=input_ids.shape[1]))
+    return fitting, Prompts(texts, input_ids, mask, num_truncated)
 
 
 def pad_right(

@@ -116,8 +116,12 @@ class ExtendedSamples(ABC):
 
     @property
     def digest(self) -> str:
-        """SHA-256 hash of the samples, without the further arrays."""
+        """SHA-256 hash of the samples, by default without the further arrays."""
         return self.samples.digest
+
+    def hash_with(self, *values: np.ndarray | int | None) -> str:
+        """SHA-256 hash of the samples and of further arrays."""
+        return hash_arrays(np.frombuffer(bytes.fromhex(self.samples.digest), np.uint8), *values)
 
     def __len__(self) -> int:
         return len(self.samples)

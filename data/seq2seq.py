@@ -32,8 +32,9 @@ from data.sample_format import (
     SampleFormat,
     TokenInLoss,
     length_multiple,
-    pad_right,
+    pad_prompts,
     sequences_without_loss,
+    truncate_prompt_ids,
 )
 from data.samples import (
     IGNORE_INDEX,
@@ -50,8 +51,6 @@ from data.truncation import (
     TokenLimit,
     TooLongError,
     TruncationCounts,
-    left_truncated_indices,
-    truncate_right,
     truncate_targets,
 )
 
@@ -343,16 +342,8 @@ class Seq2Seq(SampleFormat):
         max_tokens = config.model.sequence_length
         multiple = max_tokens if max_examples_per_sample(config) > 1 else length_multiple(config)
         is_chat = config.data.format == "conversational"
-        rows, num_truncated = _truncate_prompts(
-            list(tokenizer.encode_side(with_languages(texts, languages), False)),
-            tokenizer,
-            max_tokens,
-            is_chat,
-        )
-        input_ids, mask = pad_right(rows, max_tokens, multiple, tokenizer.pad_token_id)
-        return _fit_sequence_length(config, input_ids), Prompts(
-            texts, input_ids, mask, num_truncated
-        )
+        rows = list(tokenizer.encode_side(with_languages(texts, languages), False))
+        return pad_prompts(config, texts, rows, tokenizer, multiple, is_chat)
 
     def encode_targets(
         self,
@@ -414,13 +405,6 @@ class Seq2Seq(SampleFormat):
         if "labels" not in batch:
             return sequences_without_loss(batch)
         sequences = list[list[TokenInLoss]]()
-        if "labels" not in batch:
-            ids, segments = batch["input_ids"], get_segment_ids(batch)
-            return [
-                [(int(token), False) for token in row[numbers == number]]
-                for row, numbers in zip(ids, segments, strict=True)
-                for number in range(1, int(numbers.max(initial=0)) + 1)
-            ]
         slots = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, slot = divmod(row, slots)
@@ -491,7 +475,7 @@ def truncate_examples(
     for row, ids in zip(labels, targets, strict=True):
         row[: len(ids)] = ids
     prompt_ids = [pairs[i][0] for i in indices]
-    prompts, num_truncated = _truncate_prompts(
+    prompts, num_truncated = truncate_prompt_ids(
         prompt_ids, tokenizer, sequence_length, truncate_left
     )
     return EncodedExamples(
@@ -582,28 +566,3 @@ def _encode_distinct(
     distinct = list(dict.fromkeys(targets))
     ids_by_target = dict(zip(distinct, tokenizer.encode_side(distinct, True), strict=True))
     return [ids_by_target[target] for target in targets]
-
-
-def _truncate_prompts(
-    rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, truncate_left: bool
-) -> tuple[list[np.ndarray], int]:
-    """Truncate tokenized prompts; returns them and the number of truncated ones."""
-    from data.prompt_boundary import count_leading_special_tokens  # of texts, with a tokenizer
-
-    truncated, num_truncated = list(rows), 0
-    for i, ids in enumerate(truncated):
-        if len(ids) > length:
-            num_truncated += 1
-            if truncate_left:
-                truncated[i] = ids[
-                    left_truncated_indices(
-                        len(ids), length, count_leading_special_tokens(tokenizer, ids)
-                    )
-                ]
-            else:
-                truncated[i] = truncate_right(ids, length, tokenizer.num_end_tokens)
-    return truncated, num_truncated
-
-
-def _fit_sequence_length(config: RunConfig, input_ids: np.ndarray) -> RunConfig:
-    return replace(config, model=replace(config.model, sequence_length=input_ids.shape[1]))

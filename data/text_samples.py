@@ -12,7 +12,7 @@ from config.sections import RunConfig
 from data.preference_samples import max_texts_per_sample
 from data.token_sequences import TokenSequences, pack_rows
 from data.tokenizer import Tokenizer
-from data.truncation import TokenLimit, TooLongError, TruncationCounts, truncate_right
+from data.truncation import TokenLimit, TruncationCounts, truncate_right
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -82,12 +82,9 @@ def _truncate_rows(
     too_long = [i for i, size in enumerate(sizes) if size > length]
     if too_long and on_long == "error":
         longest = max(too_long, key=sizes.__getitem__)
+        subject = f"the texts of a row have {sizes[longest]} tokens together"
         limit = TokenLimit(length, "sequence_length")
-        raise TooLongError(
-            longest * len(rows[0]),
-            f"the texts of a row have {sizes[longest]} tokens together, but sequence_length is "
-            f"{length}: {limit.fitting_advice(sizes[longest])}",
-        )
+        raise limit.error(longest * len(rows[0]), subject, sizes[longest])
     if on_long == "skip":
         dropped = {*too_long}
         kept = [row for i, row in enumerate(rows) if i not in dropped]

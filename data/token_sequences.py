@@ -16,7 +16,7 @@ import numpy as np
 
 from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.pooling import POOLED_IDS, Pooling, find_pooled_ids
-from data.samples import hash_arrays
+from data.samples import ExtendedSamples, hash_arrays
 from data.truncation import NO_TRUNCATION, TruncationCounts, left_truncated_indices, truncate_right
 
 DecoderInputs = Callable[[np.ndarray], np.ndarray]
@@ -73,37 +73,20 @@ class TokenSequences:
 
 
 @dataclass(frozen=True)
-class DecodedSequences:
+class DecodedSequences(ExtendedSamples):
     """Token sequences that an encoder and, shifted right by one, a decoder read.
 
     Attributes:
-        encoded: the sequences as the encoder reads them.
+        samples: the sequences as the encoder reads them.
         shift_right: see `DecoderInputs`.
     """
 
-    encoded: TokenSequences
+    samples: TokenSequences
     shift_right: DecoderInputs
-
-    @property
-    def truncation_counts(self) -> TruncationCounts:
-        """Counts of truncated sequences."""
-        return self.encoded.truncation_counts
-
-    @property
-    def digest(self) -> str:
-        return self.encoded.digest
-
-    def __len__(self) -> int:
-        return len(self.encoded)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sample, int64 [n]."""
-        return self.encoded.lengths
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order: arrays by name."""
-        encoded = self.encoded
+        encoded = self.samples
         slots = encoded.slots[np.asarray(indices, np.int64)].reshape(-1, 1)
         ids, segment_ids = concatenate_packed_sequences(
             slots, encoded.sequences.__getitem__, encoded.sequence_length, encoded.pad

@@ -208,10 +208,8 @@ class Tokenizer:
                 loss_mask = _spans_to_loss_mask(spans, encoding)
                 if not self.chat:
                     if not len(ids) or ids[-1] != self.eos_token_id:
-                        ids, loss_mask = (
-                            np.append(ids, np.int32(self.eos_token_id)),
-                            np.append(loss_mask, False),
-                        )
+                        ids = np.append(ids, np.int32(self.eos_token_id))
+                        loss_mask = np.append(loss_mask, False)
                     loss_mask[-1] = spans[-1].in_loss
                 yield TokenizedText(ids, loss_mask)
 
@@ -326,9 +324,9 @@ class Tokenizer:
         self, texts: Sequence[str], characters: Sequence[str], is_target: bool
     ) -> tuple[list[str], list[str]]:
         """Characters that the tokenizer loses in texts of one kind, prompts or targets."""
-        decoded_alone, decoded_amid_letters = (
-            self._encode_and_decode(characters, is_target),
-            self._encode_and_decode(map(_put_between_letters, characters), is_target),
+        decoded_alone = self._encode_and_decode(characters, is_target)
+        decoded_amid_letters = self._encode_and_decode(
+            map(_put_between_letters, characters), is_target
         )
         unknown, changed = list[str](), list[str]()
         for c, *back in zip(characters, decoded_alone, decoded_amid_letters, strict=True):

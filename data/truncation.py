@@ -62,6 +62,11 @@ class TokenLimit:
             return f"the model was made for {self.max_position_embeddings}: give {alternative}"
         return f"give --{self.field} {tokens} or more, or {alternative}"
 
+    def error(self, index: int, subject: str, tokens: int) -> TooLongError:
+        """Error for an example of which `subject` tells the `tokens` that would have to fit."""
+        advice = self.fitting_advice(tokens)
+        return TooLongError(index, f"{subject}, but {self.field} is {self.tokens}: {advice}")
+
 
 class ExampleError(ValueError):
     """Raised for an example that cannot be a part of a sample.
@@ -104,11 +109,9 @@ def truncate_targets(
     if too_long and on_long_target == "error":
         longest = max(too_long, key=lambda i: len(rows[i]))
         text = texts[longest] if len(texts[longest]) <= 40 else f"{texts[longest][:37]}..."
-        raise TooLongError(
-            longest,
-            f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
-            f"{limit.field} is {length}: {limit.fitting_advice(len(rows[longest]))}",
-        )
+        tokens = len(rows[longest])
+        subject = f"the target {text!r} has {tokens} tokens with the end token"
+        raise limit.error(longest, subject, tokens)
     if on_long_target == "skip":
         dropped = set(too_long)
         indices = [i for i in range(len(rows)) if i not in dropped]

@@ -63,4 +63,4 @@ class RolloutLogps:
 
     def _logps(self, model: InitialModel, samples: RolloutSamples, name: str) -> FrozenTokenOutputs:
         kind = token_logps_kind(name, self.temperature)
-        return model.model.outputs(samples.token_samples, kind)
+        return model.model.outputs(samples.samples, kind)

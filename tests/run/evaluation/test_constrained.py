@@ -228,7 +228,7 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
 
     data, corpus = corpus_of(names)
     candidates = LabelCandidates.from_examples(data, corpus, names)
-    stream = candidates.samples.token_samples.stream
+    stream = candidates.samples.samples.stream
     units = [slice(*pair) for pair in zip(stream.offsets[:-1], stream.offsets[1:], strict=True)]
     each = len(names) + len(names) % 2
     for index, name in enumerate(names):
