@@ -171,11 +171,9 @@ def _parse_sharded_specs(content: JsonObject, num_processes: int) -> dict[str, S
     layouts = [_parse_shard_layout(layout) for layout in content.get_object_list("layouts")]
     owners, sharded = content.get_int_lists("owners"), {}
     for name, fields in content.get_objects("cut").items():
-        layout, owner, dtype = (
-            fields.get_count("layout"),
-            fields.get_count("owners"),
-            fields.get_text("dtype"),
-        )
+        layout = fields.get_count("layout")
+        owner = fields.get_count("owners")
+        dtype = fields.get_text("dtype")
         if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
             raise FileError(f"tensor {format_name(name)} has no layout, owners or dtype")
         spec = ShardedTensorSpec(NAMED_DTYPES[dtype], layouts[layout], owners[owner])

@@ -35,10 +35,8 @@ class T5AttentionConfig(ConfigSection):
     """Distance in tokens from which on the last bucket applies."""
 
     def validate(self) -> None:
-        buckets, distance = (
-            self.relative_attention_num_buckets,
-            self.relative_attention_max_distance,
-        )
+        buckets = self.relative_attention_num_buckets
+        distance = self.relative_attention_max_distance
         # Half of the buckets hold one distance each, and the encoder halves them once more for
         # its two directions; the others grow with the logarithm up to the maximum distance.
         if buckets % 4 or distance <= buckets // 2:

@@ -129,10 +129,8 @@ def _preset_table() -> str:
 
 def _preset_row(name: str) -> tuple[str, ...]:
     data = load_preset("finetuning", name)
-    c, execution_values = (
-        load_config(config_class_of_preset(data, name), "finetuning", name),
-        data["execution"],
-    )
+    c = load_config(config_class_of_preset(data, name), "finetuning", name)
+    execution_values = data["execution"]
     model, execution = c.model, c.execution
     layout = [execution_values.get(field) for field in ("data_parallel", "tensor_parallel")]
     fixed_layout = f" ({' × '.join(map(str, layout))})" if all(layout) else ""

@@ -78,11 +78,9 @@ def _describe_lock_holder(content: bytes, path: Path) -> str:
     """Describe the process that holds a lock, from the content of the lock file."""
     try:
         holder = JsonObject(parse_json(content.decode(errors="replace"), path), str(path))
-        process, host, since = (
-            holder.get_count("process"),
-            holder.get_text("host"),
-            holder.get_text("since"),
-        )
+        process = holder.get_count("process")
+        host = holder.get_text("host")
+        since = holder.get_text("since")
     except FileError:
         return "another process"
     return f"process {process} on {format_name(host)}, since {format_name(since)},"

@@ -12,11 +12,9 @@ CLASS_ENDING = "ForSequenceClassification"
 PROBLEM, ID2LABEL, LABEL2ID = "problem_type", "id2label", "label2id"
 
 _LM_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_REGRESSION, _MULTI_LABEL, _SINGLE_LABEL = (
-    "regression",
-    "multi_label_classification",
-    "single_label_classification",
-)
+_REGRESSION = "regression"
+_MULTI_LABEL = "multi_label_classification"
+_SINGLE_LABEL = "single_label_classification"
 
 
 def classifier_config_json_fields(config: RunConfig, hf_config: dict[str, Any]) -> dict[str, Any]:

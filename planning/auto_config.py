@@ -455,10 +455,8 @@ def _with_micro_batch_size(choices: AutoConfig, programs: VariantCache) -> AutoC
         or not plans_placement(config)
     ):
         return choices
-    default_size, half_size = (
-        config.execution.micro_batch_size,
-        config.execution.micro_batch_size // 2,
-    )
+    default_size = config.execution.micro_batch_size
+    half_size = config.execution.micro_batch_size // 2
     per_replica = config.gradient_accumulation * default_size
 
     def simulate_seconds(n: int) -> float:

@@ -97,10 +97,8 @@ def finetuning_requirements(
     weight_map = family.weight_map(config)
     variants = (programs or VariantCache()).variants(config, target)
     _, traced = variants.get_program()
-    count, shapes = (
-        _parameter_count(weight_map),
-        [weight.shape for weight in weight_map.trainable_weights],
-    )
+    count = _parameter_count(weight_map)
+    shapes = [weight.shape for weight in weight_map.trainable_weights]
     slots = [
         (slot, weight.shape)
         for mapping in weight_map.mappings
@@ -170,10 +168,8 @@ def loss_requirements(
     weight_map = evaluated_weight_map(family.weight_map(config), objective)
     on_target = with_target_device(config, target)
     program = build_loss_program(on_target, family.build_phases, weight_map, objective)
-    traced, samples = (
-        popxl.plan.trace_program(program.ir, target),
-        config.training.global_batch_size,
-    )
+    traced = popxl.plan.trace_program(program.ir, target)
+    samples = config.training.global_batch_size
     return Requirements(
         kind,
         config,

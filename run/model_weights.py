@@ -239,10 +239,8 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
     from huggingface.peft_files import adapter_tensors
 
     alone = config.with_values({"training.trainable": None, "training.frozen": None})
-    expected, files = (
-        get_family(config).weight_map(alone).filter_mappings(is_trainable),
-        adapter_tensors(folder),
-    )
+    expected = get_family(config).weight_map(alone).filter_mappings(is_trainable)
+    files = adapter_tensors(folder)
     check_weights_match(expected, files, files, folder)
     return OverlayArrays(check_finite(config, expected.from_hf(files), folder), weights)
 

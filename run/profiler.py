@@ -93,11 +93,9 @@ class Profiler:
         table = format_phase_table(self._title, self._overlapped, self._serialized)
         with self._warn_once.warn_on_error("the table of phases"):
             write_text_atomically("the table of phases", self._folder.phase_table_file, table)
-            name, trace_folder, first_run = (
-                self._folder.phase_table_file.name,
-                self._folder.profile_folder,
-                WARM_UP + 1,
-            )
+            name = self._folder.phase_table_file.name
+            trace_folder = self._folder.profile_folder
+            first_run = WARM_UP + 1
             last_run = WARM_UP + STAGES * self._num_runs
             say(
                 f"profiled runs {first_run} to {last_run} of the program: "

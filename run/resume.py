@@ -119,10 +119,8 @@ def _resume_from_checkpoint(
             f"frozen select: resume it with its own settings; {restart_hint}"
         )
     tensors = check_finite(config, checkpoint.tensors, folder)
-    state_specs, specs = (
-        optimizer_state_specs(config, weight_map),
-        {n: checkpoint.tensors.spec(n) for n in tensors},
-    )
+    state_specs = optimizer_state_specs(config, weight_map)
+    specs = {n: checkpoint.tensors.spec(n) for n in tensors}
     state = convert_optimizer_state(tensors, specs, state_specs, config)
     if isinstance(state, str):
         raise CheckpointError(

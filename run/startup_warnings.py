@@ -113,10 +113,8 @@ def _module_kind(mapping: WeightMapping, weight: Weight) -> str:
 
 def _new_rows_warning(config: RunConfig, weight_map: WeightMap) -> list[str]:
     """Return a warning if embedding rows of new tokens are frozen."""
-    trained, new = (
-        {w.name for w in weight_map.trainable_weights},
-        config.model.embedding_rows_to_initialize(),
-    )
+    trained = {w.name for w in weight_map.trainable_weights}
+    new = config.model.embedding_rows_to_initialize()
     frozen = [
         name
         for name in weight_map.vocabulary_names

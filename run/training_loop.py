@@ -407,10 +407,8 @@ class _TrainingRun:
     ) -> int:
         """Run all optimizer steps, `device_iterations` per program run; returns the last step."""
         config, checkpoints = self.config, self.checkpoints
-        lr_schedule, iterations = (
-            LRSchedule.from_config(config.training),
-            config.execution.device_iterations,
-        )
+        lr_schedule = LRSchedule.from_config(config.training)
+        iterations = config.execution.device_iterations
         step = self.start.step
         while step < config.training.steps:
             watchdog.mark_activity("meeting", f"the meeting of all before step {step + 1}")

@@ -97,11 +97,9 @@ def read_command_line(
     unused.check_arguments(given)
     args = PreParsedArgs.from_arguments(given, presets, loader is not None, add_options)
     base = resolve_base_config(args, presets, default_preset, loader, takes_default)
-    section, data, has_auto_fields = (
-        base.settings.section,
-        base.settings.explicit_values,
-        base.settings.has_auto_fields,
-    )
+    section = base.settings.section
+    data = base.settings.explicit_values
+    has_auto_fields = base.settings.has_auto_fields
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     parser = Parser(
         description=description,
@@ -141,10 +139,8 @@ def _make_field_help(
     base: BaseConfig, presets: str, all_fields: bool, unused: UnusedFields, section: type[RunConfig]
 ) -> HelpOf:
     """Returns the function that makes a field's help text, with its effective default."""
-    settings, has_auto_fields = (
-        with_default_epochs_and_batch(base.settings),
-        base.settings.has_auto_fields,
-    )
+    settings = with_default_epochs_and_batch(base.settings)
+    has_auto_fields = base.settings.has_auto_fields
     values = merge_over(settings.auto_values, settings.explicit_values)
     replaced = [] if flatten_by_path(values).get(EPOCHS) is None else ["training.steps"]
     nowhere = [*replaced, *(["data.dataset"] if has_auto_fields else [])]

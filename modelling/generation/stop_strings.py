@@ -94,10 +94,8 @@ def _collapse_other_bytes(token_bytes: Sequence[bytes], alphabet: set[int]) -> l
     if other is None:
         return list(token_bytes)
     table = bytes(byte if byte in alphabet else other for byte in range(BYTES))
-    run_of_others, single_other = (
-        re.compile(re.escape(bytes([other])) + b"+"),
-        re.escape(bytes([other])),
-    )
+    run_of_others = re.compile(re.escape(bytes([other])) + b"+")
+    single_other = re.escape(bytes([other]))
     return [run_of_others.sub(single_other, token.translate(table)) for token in token_bytes]
 
 

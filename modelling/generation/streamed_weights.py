@@ -201,10 +201,8 @@ class ModelWeights:
     def _add_experts(self, phase: str, layers: Sequence[str], settings: PhaseSettings) -> None:
         """Attach the expert weights to the phases of the layers that use them."""
         assert settings.weight_map is not None
-        phase_weights, rows = (
-            self._first[without_expert_group(layers[0])],
-            settings.weight_map.layers[layers[0]],
-        )
+        phase_weights = self._first[without_expert_group(layers[0])]
+        rows = settings.weight_map.layers[layers[0]]
         phase_weights.experts = ExpertGroupWeights(phase, len(layers), settings, rows)
 
     @property

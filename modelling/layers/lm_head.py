@@ -50,11 +50,9 @@ class LMHead(Module):
         tokens = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
         self.rows = TrainableTokenRows(tokens) if tokens else None
         self.vocab_size = model.output_vocab_size
-        self.has_bias, self.softcap, self.product = (
-            bias is not None,
-            softcap,
-            create_matrix_product(),
-        )
+        self.has_bias = bias is not None
+        self.softcap = softcap
+        self.product = create_matrix_product()
         if not tied:
             weight = Weight(f"{hf_linear}.weight", (self.vocab_size, model.hidden_size), std)
             self.weight = fused_parameter([weight], 1, transposed=True)

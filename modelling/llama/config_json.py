@@ -267,10 +267,8 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
     model, architecture = config.model, ARCHITECTURES[config.model.model_type]
     hf_names, _ = hf_defaults(model.model_type)
     values = {architecture.names.get(name, name): getattr(model, name) for name in SETTINGS}
-    further_eos, is_sliding = (
-        model.extra_eos_token_ids,
-        [layer.is_sliding for layer in model.layers],
-    )
+    further_eos = model.extra_eos_token_ids
+    is_sliding = [layer.is_sliding for layer in model.layers]
     values |= {
         "output_router_logits": model.router_aux_loss_coef > 0,
         "sliding_window": model.sliding_window,

@@ -94,11 +94,9 @@ def scaled_frequencies(model: RopeModel, max_length: int) -> tuple[np.ndarray, f
     Args:
         max_length: tokens of the longest sequence.
     """
-    rope, max_positions, dim = (
-        model.rope_parameters,
-        model.max_position_embeddings,
-        model.rotary_dim,
-    )
+    rope = model.rope_parameters
+    max_positions = model.max_position_embeddings
+    dim = model.rotary_dim
     original = rope.original_max_position_embeddings or max_positions
     factor = rope.factor or max_positions / original
     positions_per_radian = _positions_per_radian(rope.rope_theta, dim)

@@ -81,11 +81,9 @@ def token_losses(
         reduction: "sum": a scalar; "none": (batch * length,) in the order of the logits.
         label_smoothing, vocab_size: see `cross_entropy_sharded_loss`.
     """
-    local_vocab, tokens, labels = (
-        logits.shape[-1],
-        labels.nelms,
-        layout.transpose_if_sequence_first(labels),
-    )
+    local_vocab = logits.shape[-1]
+    tokens = labels.nelms
+    labels = layout.transpose_if_sequence_first(labels)
     logits, labels = logits.reshape((tokens, local_vocab)), labels.reshape((tokens,))
     ignored: Tensor = popxl.constant(IGNORE_INDEX, popxl.int32, "ignored")
     if groups.tensor_parallel > 1:

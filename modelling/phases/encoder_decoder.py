@@ -78,10 +78,8 @@ def build_encoder_decoder_phases(
     config, token_embedding_layer = settings.config, model.token_embedding_layer
     head = adapters.attach_to_head(model.head(), token_embedding_layer)
     set_objective(head, settings)
-    packing, batch = (
-        Packing.from_config(config, answers_per_example(config)),
-        config.execution.micro_batch_size,
-    )
+    packing = Packing.from_config(config, answers_per_example(config))
+    batch = config.execution.micro_batch_size
     sequences = batch * packing.sequences_per_sample
     targets = popxl.TensorSpec((sequences, SEQ2SEQ.output_length(config)), popxl.int32)
     loss_inputs = head.objective.input_specs(targets)

@@ -53,11 +53,9 @@ class GemmaProjections(MultiHeadAttention):
 
     def add_projections(self, c: T5GemmaModel, stack: GemmaStack, layer: LayerType) -> None:
         """Adds the submodules; T5Gemma 2 has norms of queries and keys."""
-        hidden, inner, std = (
-            stack.hidden_size,
-            stack.num_attention_heads * stack.head_dim,
-            c.initializer_range,
-        )
+        hidden = stack.hidden_size
+        inner = stack.num_attention_heads * stack.head_dim
+        std = c.initializer_range
         kv_heads, kv = stack.num_key_value_heads, {"k_proj": std, "v_proj": std}
         self.q_proj = Linear(hidden, inner, shard="out", std=std)
         self.kv = FusedLinear(hidden, kv_heads * stack.head_dim, kv, max_shards=kv_heads)
@@ -106,11 +104,9 @@ class T5GemmaCrossAttention(CrossAttention):
         heads, kv_heads = stack.num_attention_heads, stack.num_key_value_heads
         dropout = Dropout.from_model_config(c, c.attention_dropout)
         super().__init__(heads, attention_spec(stack), kv_heads, dropout=dropout)
-        hidden, inner, kv = (
-            stack.hidden_size,
-            heads * stack.head_dim,
-            {"k_proj": std, "v_proj": std},
-        )
+        hidden = stack.hidden_size
+        inner = heads * stack.head_dim
+        kv = {"k_proj": std, "v_proj": std}
         self.q_proj = Linear(hidden, inner, shard="out", std=std)
         self.kv = FusedLinear(
             c.encoder.hidden_size, kv_heads * stack.head_dim, kv, max_shards=kv_heads

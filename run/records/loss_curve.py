@@ -99,10 +99,8 @@ def _draw_loss(axes: Axes, steps_metrics: Sequence[StepMetrics], steps: Sequence
     axes.plot(steps, smoothed, color=LOSS_COLOR, linewidth=2, label="smoothed")
     evaluated = [row for row in steps_metrics if EVAL_LOSS in row]
     if evaluated:
-        eval_steps, eval_losses = (
-            metric_values(evaluated, "step"),
-            metric_values(evaluated, EVAL_LOSS),
-        )
+        eval_steps = metric_values(evaluated, "step")
+        eval_losses = metric_values(evaluated, EVAL_LOSS)
         axes.plot(
             eval_steps,
             eval_losses,

@@ -41,10 +41,8 @@ def format_phase_table(title: str, overlapped: Timing, serialized: Timing) -> st
 
 
 def _format_totals(overlapped: Timing, serialized: Timing) -> str:
-    dispatch, wait = (
-        _total_per_run(overlapped, "seconds"),
-        _total_per_run(overlapped, "wait_seconds"),
-    )
+    dispatch = _total_per_run(overlapped, "seconds")
+    wait = _total_per_run(overlapped, "wait_seconds")
     total = overlapped.seconds / overlapped.num_runs
     return "\n".join(
         [

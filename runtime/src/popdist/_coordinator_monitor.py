@@ -50,10 +50,8 @@ class CoordinatorMonitor:
             address: the service's address.
             silence_timeout: seconds after which it is gone.
         """
-        self._process_name, self._service = (
-            process_name,
-            f"the service at {address}, where the processes meet,",
-        )
+        self._process_name = process_name
+        self._service = f"the service at {address}, where the processes meet,"
         self._silent_seconds, self.limit = 0.0, silence_timeout  # seconds
         self._launched = is_started_by_launcher()
         self._lifeline = select.poll()

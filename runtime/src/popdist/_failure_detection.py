@@ -106,11 +106,9 @@ class PeerMonitor:
         # All that read all are the square of the processes: of many, each reads less often.
         self._checks_per_read = 1 + count // _MAX_READERS  # looks
         self._silence = max(silence_timeout, 3 * CHECK_INTERVAL * self._checks_per_read)
-        self._status_board, self._find_closed, self._waiting_on_peers = (
-            board,
-            closed,
-            waiting_on_peers,
-        )
+        self._status_board = board
+        self._find_closed = closed
+        self._waiting_on_peers = waiting_on_peers
         self._last_status = dict.fromkeys(range(count), ("", 0.0))
         self._closed: set[int] = set()
         self._heartbeat = 0

@@ -193,10 +193,8 @@ class ProcessGroup:
             // _coordination_service.INDEX_BYTES
             * _coordination_service.INDEX_BYTES
         )
-        records, self._ended_indices = (
-            self._ended_indices[:complete],
-            self._ended_indices[complete:],
-        )
+        records = self._ended_indices[:complete]
+        self._ended_indices = self._ended_indices[complete:]
         ended = {
             int.from_bytes(records[i : i + _coordination_service.INDEX_BYTES])
             for i in range(0, complete, _coordination_service.INDEX_BYTES)

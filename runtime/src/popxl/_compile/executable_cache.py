@@ -107,10 +107,8 @@ class SegmentCache:
 
     def __init__(self, program: CompileTarget) -> None:
         self._program = program
-        self._folder, self._max_bytes = (
-            _folder_if_trusted(cache_folder(program.ir)),
-            max_cache_bytes(),
-        )
+        self._folder = _folder_if_trusted(cache_folder(program.ir))
+        self._max_bytes = max_cache_bytes()
         self._lock = Lock()
 
     def key(self, segment: Segment) -> str:

@@ -61,10 +61,8 @@ class Platform:
         if self.host_memory != "device":
             from popxl._storage.load_preview import format_prefetch_counts
 
-            schedule.window, schedule.preview = (
-                window or default_prefetch_window(schedule),
-                format_prefetch_counts,
-            )
+            schedule.window = window or default_prefetch_window(schedule)
+            schedule.preview = format_prefetch_counts
 
     def make_mover(
         self,

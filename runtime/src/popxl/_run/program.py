@@ -234,10 +234,8 @@ class Program:
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
         """Returns the `ShapeDtypeStruct`s, with shardings, of a segment's arguments and results."""
-        sharded, replicated_sharding = (
-            create_per_replica_sharding(self.mesh),
-            create_replicated_sharding(self.mesh),
-        )
+        sharded = create_per_replica_sharding(self.mesh)
+        replicated_sharding = create_replicated_sharding(self.mesh)
 
         def shape_struct(spec: TensorSpec, private: bool) -> jax.ShapeDtypeStruct:
             shape = global_shape(self.ir.replication_factor, spec.shape) if private else spec.shape

@@ -225,10 +225,8 @@ class RoutineBuilder:
         for segment_builder in self._closed_segments:
             assert segment_builder.run is not None
             segment = segment_builder.segment
-            segment.args, segment.results = (
-                list(segment_builder.args),
-                list(segment_builder.results),
-            )
+            segment.args = list(segment_builder.args)
+            segment.results = list(segment_builder.results)
             segment_builder.run.args = tuple(segment_builder.args.values())
             segment_builder.run.outs = tuple(segment_builder.results.values())
             segment.scalar_args = frozenset(

@@ -146,11 +146,9 @@ class ScratchFolder:
         self.pool = ThreadPoolExecutor(THREADS, _POOL)
         self._file_count, self._users, self._local = 0, 0, threading.local()
         self._request_starts: dict[int, float] = {}  # requests under way: thread to monotonic time
-        self._count_lock, self._is_closing, self._closed = (
-            threading.Lock(),
-            False,
-            threading.Event(),
-        )
+        self._count_lock = threading.Lock()
+        self._is_closing = False
+        self._closed = threading.Event()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -357,10 +355,8 @@ class ScratchFile:
         def slice_data(request_start: int, end: int) -> np.ndarray:
             return data[request_start - LEAD : end - LEAD]
 
-        head, tail = (
-            staging[: page_start - request_start],
-            staging[page_start - request_start :][: end - page_end],
-        )
+        head = staging[: page_start - request_start]
+        tail = staging[page_start - request_start :][: end - page_end]
         copies = [
             (
                 head[first - request_start : last - request_start],

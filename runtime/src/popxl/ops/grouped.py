@@ -108,10 +108,8 @@ def _update_by_tiles(
 
         full_tiles = (group_rows + slack) // count
         value = lax.fori_loop(0, full_tiles, update_tile, value)
-        start, group_rows = (
-            start + full_tiles * count,
-            jnp.maximum(group_rows - full_tiles * count, 0),
-        )
+        start = start + full_tiles * count
+        group_rows = jnp.maximum(group_rows - full_tiles * count, 0)
     return value
 
 

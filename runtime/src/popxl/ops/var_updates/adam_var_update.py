@@ -22,10 +22,8 @@ def _adam_var_update(
     max_weight_norm: Any = None,
     rounding: Any = None,
 ) -> Any:
-    weight_norm, update_norm = (
-        jnp.sqrt(to_float32_array(r1).reshape(())),
-        jnp.sqrt(to_float32_array(r2).reshape(())),
-    )
+    weight_norm = jnp.sqrt(to_float32_array(r1).reshape(()))
+    update_norm = jnp.sqrt(to_float32_array(r2).reshape(()))
     clipped = weight_norm
     if max_weight_norm is not None:
         clipped = jnp.minimum(weight_norm, to_float32_array(max_weight_norm))
