@@ -10,7 +10,6 @@ command.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys

@@ -259,7 +259,7 @@ def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None)
     names = sorted(adapter_config.get_texts("target_modules"))
     if not is_name_list(",".join(names)):
         raise adapter_config.error("target_modules", "names of modules")
-    if not _is_unused_setting(adapter_config, "layers_to_transform"):
+    if adapter_config.data.get("layers_to_transform") not in (None, []):
         return _make_layers_regex(adapter_config, names)
     return ",".join(
         dict.fromkeys([*(_filter_matching(names, modules, ends_with_name) or names), *tied])
@@ -287,10 +287,6 @@ def _make_layers_regex(adapter_config: JsonObject, names: Sequence[str]) -> str:
         prefixes = [rf"(?:.*?\.)??(?:{text})\.(?=\d+\.)" for text in patterns]
     suffixes, layers = "|".join(map(re.escape, names)), "|".join(map(str, numbers))
     return rf"{suffixes}|(?=(?>{'|'.join(prefixes)})(?:{layers})\.)(?:.*\.)?(?:{suffixes})"
-
-
-def _is_unused_setting(adapter_config: JsonObject, name: str) -> bool:
-    return adapter_config.data.get(name) in (None, [])
 
 
 def _format_pattern(

@@ -20,7 +20,6 @@ from config.sections import RunConfig
 from files.formatting import format_path
 from files.run_folder import RunFolder
 from modelling.model_family import get_family
-from modelling.weights import WeightMap
 from run.base_model_ref import BaseModelRef, metadata_of
 from run.frozen_outputs import FrozenModel, json_sha256
 from run.frozen_outputs_file import remove_stale_drafts
@@ -183,15 +182,12 @@ def _initial_weights(config: RunConfig, location: str, role: str) -> Mapping[str
     Those are a part of the base model of later adapters.
     """
     weight_map = get_family(config).weight_map(config)
-    if role == REFERENCE and not _has_trained_adapters(weight_map, location):
+    if role == REFERENCE and not (
+        has_checkpoint(location)
+        and has_adapters(weight_map, load_checkpoint(location, verify=False))
+    ):
         weight_map = weight_map.without_adapters
     return read_weights(config, weight_map, location)[0]
-
-
-def _has_trained_adapters(weight_map: WeightMap, location: str) -> bool:
-    return has_checkpoint(location) and has_adapters(
-        weight_map, load_checkpoint(location, verify=False)
-    )
 
 
 def _frozen_config(config: RunConfig, role: str) -> RunConfig:

@@ -73,16 +73,13 @@ class KnownDigests:
         newest = max(state[-1] for state in self.before.values())  # no time is after it
         if time.time() - newest / 1e9 < MIN_AGE:
             return
-        content = self._content(sha256)
+        content = {"files": self._file_stats, "sha256": dict(sha256)}
         try:
             write_file_atomically(
                 "the digests to", self.path, lambda draft: write_json(draft, content)
             )
         except WriteError as error:
             say(f"warning: {error}; the next start reads all weights")
-
-    def _content(self, sha256: Mapping[str, str]) -> dict[str, Any]:
-        return {"files": self._file_stats, "sha256": dict(sha256)}
 
     @property
     def _file_stats(self) -> dict[str, list[int]]:

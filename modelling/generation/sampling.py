@@ -85,7 +85,7 @@ class SamplingSearch(SingleSequenceSearch):
         if strategy.top_p < 1:
             before = ops.cumsum(probabilities, 1) - probabilities
             nucleus = ops.greater(popxl.constant(strategy.top_p, popxl.float32), before)
-            probabilities = ops.where(nucleus, probabilities, _zero_scalar())
+            probabilities = ops.where(nucleus, probabilities, popxl.constant(0.0, popxl.float32))
         drawn = ops.dynamic_slice(uniform, position, [1], [1], no_overlap=True)
         index = _sample_inverse_cdf(ops.cumsum(probabilities, 1), drawn)
         if tokens is None:
@@ -115,7 +115,3 @@ def _sample_inverse_cdf(cumulative: Tensor, uniforms: Tensor) -> Tensor:
     # The product may round up to the total, and the last tokens may have no weight.
     possible = ops.greater(total, cumulative)
     return ops.sum(ops.cast(ops.logical_and(passed, possible), popxl.int32), 1)
-
-
-def _zero_scalar() -> Tensor:
-    return popxl.constant(0.0, popxl.float32)

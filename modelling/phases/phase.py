@@ -425,7 +425,8 @@ class Phase:
         if self._settings.seed_spec is None:
             return []
         assert step.seed is not None
-        name_hash = popxl.constant(_name_hash(self._seed_name), popxl.uint32)
+        # A hash that is equal in every process.
+        name_hash = popxl.constant(zlib.crc32(self._seed_name.encode()), popxl.uint32)
         seed = create_random_seed(
             create_random_seed(step.seed, name_hash), ops.cast(row, popxl.uint32)
         )
@@ -581,8 +582,3 @@ def _forward_residuals(
     fwd = popxl.transforms.ExpectedConnectionType.Fwd
     tensors = [c.fwd_tensor for c in expected if c.connection_type == fwd]
     return [t for t in tensors if t not in inputs]
-
-
-def _name_hash(name: str) -> int:
-    """32-bit hash of a phase's name, equal in every process."""
-    return zlib.crc32(name.encode())

@@ -70,9 +70,7 @@ class TeacherHead:
             replace(
                 mapping,
                 path=f"{TEACHER}.{mapping.path}",
-                weights=tuple(
-                    replace(w, name=_teacher_weight_name(w.name)) for w in mapping.weights
-                ),
+                weights=tuple(replace(w, name=f"{TEACHER}/{w.name}") for w in mapping.weights),
                 trainable=False,
             )
             for mapping in collect_mappings(self.build_head(), "")
@@ -135,7 +133,3 @@ def with_teacher_head(
         if teacher_head is None or weight_map is None
         else teacher_head.extend_weight_map(weight_map)
     )
-
-
-def _teacher_weight_name(name: str) -> str:
-    return f"{TEACHER}/{name}"

@@ -72,25 +72,21 @@ class RelativePositionBias(PositionBias):
         row = ops.dynamic_slice(bias_of_distance, start, [1], [keys], no_overlap=True)
         return row.reshape((1, row.shape[0], 1, keys))
 
-    def _bucket_of_distance(self, distance: np.ndarray) -> np.ndarray:
-        return relative_position_bucket(
-            distance,
-            self.causal,
-            self.attention.relative_attention_num_buckets,
-            self.attention.relative_attention_max_distance,
-        )
-
     def _bias_of_distance(self, distance: np.ndarray) -> Tensor:
         """Looks up biases of constant distances: (n,) -> float32 (local heads, n)."""
-        buckets = popxl.constant(self._bucket_of_distance(distance), popxl.int32, "buckets")
+        attention = self.attention
+        bucket_of_distance = relative_position_bucket(
+            distance,
+            self.causal,
+            attention.relative_attention_num_buckets,
+            attention.relative_attention_max_distance,
+        )
+        buckets = popxl.constant(bucket_of_distance, popxl.int32, "buckets")
         bias = ops.transpose(cast_if_needed(ops.gather(self.weight, buckets), popxl.float32))
         if not self.causal:
             return bias
-        return bias + popxl.constant(_causal_mask(distance), popxl.float32, "causal_mask")
-
-
-def _causal_mask(distance: np.ndarray) -> np.ndarray:
-    return np.where(distance > 0, MASK_VALUE, 0).astype(np.float32)
+        mask = np.where(distance > 0, MASK_VALUE, 0).astype(np.float32)
+        return bias + popxl.constant(mask, popxl.float32, "causal_mask")
 
 
 def _expand_diagonals(t: Tensor, rows: int, columns: int) -> Tensor:

@@ -117,7 +117,7 @@ def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None
 def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
     """Return True if the devices use host memory, as virtual CPU devices do."""
     desc, replicas = resolve_device_desc(config), ir.replication_factor
-    return popxl.plan.device_memory(desc, replicas, _process_count()) is None
+    return popxl.plan.device_memory(desc, replicas, int(popdist.getNumInstances())) is None
 
 
 def _offload_excess(
@@ -171,10 +171,6 @@ def usable_host_bytes(config: RunConfig) -> int | None:
     """Return the bytes of host memory that this process may use; None if unknown."""
     limit = config.execution.host_memory
     return available_host_bytes() if limit is None else round(limit * 1e9)
-
-
-def _process_count() -> int:
-    return int(popdist.getNumInstances())
 
 
 def _offload_entries(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:

@@ -44,10 +44,6 @@ def replica_sharded_spec(t: popxl.Tensor, shard_over: ReplicaGrouping) -> popxl.
     return sharded_spec(t.shape, t.dtype, shard_over.group_size)
 
 
-def _group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
-    return popxl.gcg().ir.replica_grouping() if group is None else group
-
-
 def _tile_context(use_io_tiles: bool) -> AbstractContextManager[Any]:
     return popxl.io_tiles() if use_io_tiles else null_context()
 
@@ -155,7 +151,7 @@ def reduce_replica_sharded_tensor(
     parts are all-reduced among the shard groups of a replica group. Otherwise (a tensor that is
     cut over more replicas than have different values of it) an all-reduce is followed by a slice.
     """
-    replica_group = _group_or_all(replica_group)
+    replica_group = popxl.gcg().ir.replica_grouping() if replica_group is None else replica_group
     shard_group = replica_group if shard_group is None else shard_group
     collectives = ops.collectives
     if effective_shards(t.shape, shard_group.group_size) == 1:

@@ -94,7 +94,9 @@ class VariableFactory:
             popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
         )
         self.data_iter = itertools.chain([first], self.data_iter)
-        self.dtype = _dtype_of(first) if dtype is None else dtype
+        self.dtype = (
+            dtypes.dtype.as_dtype(to_numpy(first, copy=False).dtype) if dtype is None else dtype
+        )
         size = self.replica_grouping.const_rg.group_size
         if not 1 <= shard_over <= size:
             raise ValueError(
@@ -251,10 +253,6 @@ class VariableFactory:
 def memmap_path(memmap_dir: str | Path, name: str) -> Path:
     """Path of the memory-mapped file of the variable `name`."""
     return Path(memmap_dir) / f"{name}.npy"
-
-
-def _dtype_of(data: Any) -> dtypes.dtype:
-    return dtypes.dtype.as_dtype(to_numpy(data, copy=False).dtype)
 
 
 def _join_name(prefix: str | None, name: str | None) -> str | None:

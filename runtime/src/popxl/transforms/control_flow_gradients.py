@@ -8,7 +8,7 @@ first. So whatever a gradient rule says of an op holds inside loops as well. The
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -67,19 +67,6 @@ def _specs_of_inputs(*specs: TensorSpec, wrt: tuple[int, ...], **_: Any) -> list
     return [TensorSpec(specs[i].shape, specs[i].dtype) for i in wrt]
 
 
-def _grads_or_zeros(
-    grads: Sequence[Tensor | None], outputs: Sequence[Tensor], output_indices: Iterable[int]
-) -> Any:
-    return [
-        init(outputs[i].shape, outputs[i].dtype) if (g := grads[i]) is None else g
-        for i in output_indices
-    ]
-
-
-def _zeros_of_spec(spec: TensorSpec) -> Any:
-    return jnp.zeros(spec.shape, spec.dtype.as_jax())
-
-
 def _run_gradient_graph(
     tracer: TracerProtocol,
     graph: FunctionalGraph,
@@ -95,7 +82,9 @@ def _run_gradient_graph(
             arrays.append(values[source])
         else:
             terms = [grads[i] for i in source if i in grads]
-            arrays.append(reduce(jnp.add, terms) if terms else _zeros_of_spec(t.spec))
+            arrays.append(
+                reduce(jnp.add, terms) if terms else jnp.zeros(t.spec.shape, t.spec.dtype.as_jax())
+            )
     outs = zip(targets, tracer.run_graph(graph, arrays), strict=True)
     return {i: array for i, array in outs if i is not None}
 
@@ -200,7 +189,10 @@ def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor |
         "feed": _gradient_feed(info), "targets": _target_inputs(info), "provided": provided,
         "wrt": wrt, "maxima": tuple(i for i in wrt if body._inputs[i] in observed),
     }  # fmt: skip
-    given = _grads_or_zeros(grads, op.outputs, provided)
+    given = [
+        init(op.outputs[i].shape, op.outputs[i].dtype) if (g := grads[i]) is None else g
+        for i in provided
+    ]
     return input_gradients(op, wrt, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
 
 
