@@ -20,24 +20,22 @@ class PrefillAttentionContext(BlockContext):
     """Attention of a block that processes prompts and fills the KV caches of their sequences.
 
     Args:
-        prompt_length, max_new_tokens, last_positions: see `KVCacheLayout`.
+        layout: of layers with full attention.
+        last_positions: see `KVCacheLayout`.
         sequences: number of sequences decoded for each prompt.
 
     Attributes:
         caches: K and V of each sequence, set when the block is built.
     """
 
-    def __init__(
-        self, prompt_length: int, max_new_tokens: int, last_positions: Tensor, sequences: int
-    ) -> None:
+    def __init__(self, layout: KVCacheLayout, last_positions: Tensor, sequences: int) -> None:
         super().__init__()
-        self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
-        self._last, self._sequences = last_positions, sequences
-        self.max_length = prompt_length + max_new_tokens
+        self._layout, self._last, self._sequences = layout, last_positions, sequences
+        self.max_length = layout.max_length
         self.caches: list[Tensor] = []
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        layout = KVCacheLayout.for_layer(self._prompt_length, self._max_new_tokens, window)
+        layout = self._layout.with_window(window)
         self.caches = [
             repeat_interleave(layout.init_cache(t, self._last), self._sequences) for t in (k, v)
         ]
@@ -49,7 +47,8 @@ class DecodeAttentionContext(BlockContext):
 
     Args:
         caches: K and V of the earlier tokens, (sequences, heads, cache length, head_dim) each.
-        prompt_length, max_new_tokens, last_positions: see `KVCacheLayout`.
+        layout: of layers with full attention.
+        last_positions: see `KVCacheLayout`.
         position: decoding step, int32 scalar.
 
     Attributes:
@@ -59,29 +58,25 @@ class DecodeAttentionContext(BlockContext):
     def __init__(
         self,
         caches: Sequence[Tensor],
-        prompt_length: int,
-        max_new_tokens: int,
+        layout: KVCacheLayout,
         last_positions: Tensor,
         position: Tensor,
     ) -> None:
         super().__init__()
-        self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
-        self._last, self._position = last_positions, position
-        self.max_length = prompt_length + max_new_tokens
+        self._layout, self._last, self._position = layout, last_positions, position
+        self.max_length = layout.max_length
         self.caches = list(caches)
 
     def rope_tables(self, make_tables: Callable[[int], RopeTables], length: int) -> RopeTables:
-        return gather_rope_tables(
-            make_tables(self._prompt_length + self._max_new_tokens), self._last + self._position
-        )
+        return gather_rope_tables(make_tables(self.max_length), self._last + self._position)
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
         query_positions = self._last + self._position
-        layout = KVCacheLayout.for_layer(self._prompt_length, self._max_new_tokens, window)
+        layout = self._layout.with_window(window)
         return [query_positions.reshape((-1, 1)), layout.key_positions(self._position, self._last)]
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        layout = KVCacheLayout.for_layer(self._prompt_length, self._max_new_tokens, window)
+        layout = self._layout.with_window(window)
         self.caches = update_cache(self.caches, layout.cache_index(self._position), [k, v])
         return self.caches[0], self.caches[1]
 
@@ -90,15 +85,12 @@ class PrefillBlock(LayerWrapper):
     """A decoder block that processes whole prompts and returns their KV caches.
 
     Args:
-        prompt_length, max_new_tokens, sequences: see `PrefillAttentionContext`.
+        layout, sequences: see `PrefillAttentionContext`.
     """
 
-    def __init__(
-        self, layer: Module, prompt_length: int, max_new_tokens: int, sequences: int
-    ) -> None:
+    def __init__(self, layer: Module, layout: KVCacheLayout, sequences: int) -> None:
         super().__init__(layer)
-        self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
-        self._sequences = sequences
+        self._layout, self._sequences = layout, sequences
 
     def build(self, x: Tensor, last_positions: Tensor) -> tuple[Tensor, ...]:
         """Run the block on prompts, x (batch, length, hidden) -> same shape; K and V per sequence.
@@ -106,9 +98,7 @@ class PrefillBlock(LayerWrapper):
         Args:
             last_positions: see `KVCacheLayout`.
         """
-        ctx = PrefillAttentionContext(
-            self._prompt_length, self._max_new_tokens, last_positions, self._sequences
-        )
+        ctx = PrefillAttentionContext(self._layout, last_positions, self._sequences)
         return self.layer(x, ctx), *ctx.caches
 
 
@@ -116,12 +106,12 @@ class CachedDecoderBlock(LayerWrapper):
     """A decoder block that processes one new token of each sequence and updates the KV caches.
 
     Args:
-        prompt_length, max_new_tokens: see `DecodeAttentionContext`.
+        layout: see `DecodeAttentionContext`.
     """
 
-    def __init__(self, layer: Module, prompt_length: int, max_new_tokens: int) -> None:
+    def __init__(self, layer: Module, layout: KVCacheLayout) -> None:
         super().__init__(layer)
-        self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
+        self._layout = layout
 
     def build(
         self, x: Tensor, caches: Sequence[Tensor], last_positions: Tensor, position: Tensor
@@ -131,7 +121,5 @@ class CachedDecoderBlock(LayerWrapper):
         Args:
             caches, last_positions, position: see `DecodeAttentionContext`.
         """
-        ctx = DecodeAttentionContext(
-            caches, self._prompt_length, self._max_new_tokens, last_positions, position
-        )
+        ctx = DecodeAttentionContext(caches, self._layout, last_positions, position)
         return self.layer(x, ctx), *ctx.caches

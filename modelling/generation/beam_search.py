@@ -198,10 +198,9 @@ class BeamSearch:
         if groups.tensor_parallel > 1:
             check_vocab_size(local_size * groups.tensor_parallel)
             tokens = tokens + groups.tp_rank() * local_size
-            best = self._gather_vocabulary(best)
-            tokens = cast_if_needed(
-                self._gather_vocabulary(cast_if_needed(tokens, popxl.float32)), popxl.int32
-            )
+            best = self.context.gather_vocabulary(best)
+            tokens = self.context.gather_vocabulary(cast_if_needed(tokens, popxl.float32))
+            tokens = cast_if_needed(tokens, popxl.int32)
             beam_of_candidate = np.tile(beam_of_candidate, groups.tensor_parallel)
         top, index = ops.topk(best, self.num_candidates, 1, True, True)
         beams_tensor = popxl.constant(beam_of_candidate, popxl.int32, "beams")
@@ -212,14 +211,7 @@ class BeamSearch:
         total = ops.logsumexp(logits, 1, keepdims=True)
         if self.context.groups.tensor_parallel == 1:
             return total
-        return ops.logsumexp(self._gather_vocabulary(total), 1, keepdims=True)
-
-    def _gather_vocabulary(self, x: Tensor) -> Tensor:
-        """All-gather over the tensor-parallel group: (rows, n) -> (rows, group size * n)."""
-        groups = self.context.groups
-        parts = ops.collectives.replicated_all_gather(x, group=groups.tp, output_shape="new_axis")
-        rows, n = x.shape
-        return ops.transpose(parts, (1, 0, 2)).reshape((rows, groups.tensor_parallel * n))
+        return ops.logsumexp(self.context.gather_vocabulary(total), 1, keepdims=True)
 
     def _append_tokens(
         self, running: Tensor, candidates: BeamCandidates, position: Tensor

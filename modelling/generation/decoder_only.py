@@ -20,6 +20,7 @@ from modelling.generation.generator import (
     MicroBatchTensor,
     PreparedPrompts,
 )
+from modelling.generation.kv_cache import KVCacheLayout
 from modelling.generation.prompts import last_tokens, pad_left, repeat_interleave
 from modelling.generation.search import SpecialTokenIds
 from modelling.layers import Embeddings, LayerAdapters, LMHeadLoss, as_lm_head
@@ -47,6 +48,7 @@ class DecoderOnlyGenerator:
             decoder.layer_names, decoder.layer_types, decoder.block
         )
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
+        self._layout = KVCacheLayout(self.prompt_length, self.output_length)
         self.special_tokens = SpecialTokenIds.from_model_config(model)
         batch = config.execution.micro_batch_size
         self.sequences = batch * sequences
@@ -65,8 +67,7 @@ class DecoderOnlyGenerator:
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
         x = executor.run_layer(EMBEDDINGS, self._make_embeddings(), input_ids)
-        lengths = self.prompt_length, self.output_length
-        layers = self._layers.map_modules(lambda layer: PrefillBlock(layer, *lengths, self._copies))
+        layers = self._layers.map_modules(lambda b: PrefillBlock(b, self._layout, self._copies))
         _, caches = executor.run_layers(
             LAYER,
             layers,
@@ -86,8 +87,7 @@ class DecoderOnlyGenerator:
         loop_invariants: Sequence[Tensor],
     ) -> tuple[MicroBatchTensor, Caches]:
         x = executor.run_layer(EMBEDDINGS, self._make_embeddings(), input_ids)
-        lengths = self.prompt_length, self.output_length
-        layers = self._layers.map_modules(lambda layer: CachedDecoderBlock(layer, *lengths))
+        layers = self._layers.map_modules(lambda b: CachedDecoderBlock(b, self._layout))
         return executor.run_layers(
             LAYER, layers, x, caches, prompt_state, [position], self._decode_block_inputs
         )

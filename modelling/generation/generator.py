@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from modelling.generation.search import SpecialTokenIds
-from modelling.layers import LayerModules, LMHeadLoss
+from modelling.generation.search import DecodingStrategy, Search, SearchContext, SpecialTokenIds
+from modelling.layers import LayerModules, LMHeadLoss, ParallelGroups
 from popxl import Tensor, TensorSpec
 from popxl_addons import Module
 
@@ -162,6 +162,14 @@ class Generator(Protocol):
     def make_head(self) -> LMHeadLoss:
         """Create the LM head."""
         ...
+
+
+def create_search(
+    strategy: DecodingStrategy, generator: Generator, groups: ParallelGroups
+) -> Search:
+    """Create the search of a decoding strategy for a generator's tokens, in the current Ir."""
+    tokens, length = generator.special_tokens, generator.output_length
+    return strategy.create_search(SearchContext(groups, tokens, length, strategy.logits_processors))
 
 
 GeneratorFactory = Callable[[Any, int], Generator]

@@ -65,14 +65,16 @@ class KVCacheLayout:
     prompt_length: int
     max_new_tokens: int
 
-    @classmethod
-    def for_layer(
-        cls, prompt_length: int, max_new_tokens: int, window: int | None = None
-    ) -> KVCacheLayout:
+    @property
+    def max_length(self) -> int:
+        """Largest number of tokens of a prompt and its answer together."""
+        return self.prompt_length + self.max_new_tokens
+
+    def with_window(self, window: int | None) -> KVCacheLayout:
         """Return the cache layout of a layer with an attention window (None: full attention)."""
-        if window is None or window >= prompt_length + max_new_tokens:
-            return KVCacheLayout(prompt_length, max_new_tokens)
-        return SlidingWindowCacheLayout(prompt_length, max_new_tokens, window)
+        if window is None or window >= self.max_length:
+            return self
+        return SlidingWindowCacheLayout(self.prompt_length, self.max_new_tokens, window)
 
     def init_cache(self, kv: Tensor, last_positions: Tensor) -> Tensor:
         """Allocate a cache that starts with the prompts' K or V, of the same dtype.
@@ -94,7 +96,7 @@ class KVCacheLayout:
         A prompt's last token and its padding have `EMPTY_POSITION`: the loop reads that token.
         """
         last_positions = last_positions.reshape((-1, 1))
-        index = np.arange(self.prompt_length + self.max_new_tokens)[None]
+        index = np.arange(self.max_length)[None]
         old = popxl.constant(np.minimum(index, self.prompt_length), popxl.int32, "prompt_entries")
         new = popxl.constant(np.maximum(index - self.prompt_length, 0), popxl.int32, "new_entries")
         is_new = popxl.constant(index >= self.prompt_length, popxl.bool, "is_new")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import popxl
 from config.sections import RunConfig
 from modelling.generation.decode_loop import generate_tokens
-from modelling.generation.generator import Generator, GeneratorFactory
+from modelling.generation.generator import Generator, GeneratorFactory, create_search
 from modelling.generation.greedy_search import GreedyStrategy
 from modelling.generation.resident_executor import ResidentModel
-from modelling.generation.search import DecodingStrategy, SearchContext
+from modelling.generation.search import DecodingStrategy
 from modelling.ir_building import build_ir
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
@@ -66,10 +66,7 @@ def build_resident_program(
         generator = make_generator(config, strategy.sequences_per_prompt)
         batch = config.execution.micro_batch_size
         model = ResidentModel(generator, batch, groups)
-        length = generator.output_length
-        search = strategy.create_search(
-            SearchContext(groups, generator.special_tokens, length, strategy.logits_processors)
-        )
+        search = create_search(strategy, generator, groups)
         program = create_streams_and_variables(ir, generator, batch, strategy, model)
         names, values = program.variables.unpack()  # type: ignore[union-attr]
 
@@ -78,7 +75,7 @@ def build_resident_program(
             prompt = ops.host_load(program.input_ids), ops.host_load(program.mask)
             loaded = [ops.host_load(stream) for stream in program.inputs.values()]
             start = model.prefill(weights, *prompt)
-            tokens = generate_tokens(start, length, search, loaded, groups)
+            tokens = generate_tokens(start, generator.output_length, search, loaded, groups)
             ops.host_store(program.tokens, tokens)
 
         ops.repeat(ir.create_graph(generate_batch, values), ir.num_host_transfers, *values)

@@ -75,7 +75,7 @@ class SamplingSearch(SingleSequenceSearch):
 
     def choose_tokens(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         strategy, (uniform,) = self.strategy, inputs
-        logits = self._gather_vocabulary(logits) / strategy.temperature
+        logits = self.context.gather_vocabulary(logits) / strategy.temperature
         batch, vocabulary = logits.shape
         k = min(strategy.top_k or vocabulary, vocabulary)
         tokens = None
@@ -92,17 +92,6 @@ class SamplingSearch(SingleSequenceSearch):
             return index
         rows = popxl.constant(np.arange(batch) * k, popxl.int32, "rows")
         return ops.gather(tokens.reshape((batch * k,)), rows + index)
-
-    def _gather_vocabulary(self, logits: Tensor) -> Tensor:
-        """All-gather logits of the vocabulary: (prompts, local) -> (prompts, vocabulary)."""
-        groups = self.context.groups
-        if groups.tensor_parallel == 1:
-            return logits
-        parts = ops.collectives.replicated_all_gather(
-            logits, group=groups.tp, output_shape="new_axis"
-        )
-        batch, part = logits.shape
-        return ops.transpose(parts, (1, 0, 2)).reshape((batch, groups.tensor_parallel * part))
 
 
 def _sample_inverse_cdf(cumulative: Tensor, uniforms: Tensor) -> Tensor:

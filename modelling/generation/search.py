@@ -124,6 +124,17 @@ class SearchContext:
             columns = columns + self.groups.tp_rank() * local_size
         return ops.equal(columns, token)
 
+    def gather_vocabulary(self, x: Tensor) -> Tensor:
+        """All-gather over the tensor-parallel group: (rows, n) -> (rows, group size * n)."""
+        members = self.groups.tensor_parallel
+        if members == 1:
+            return x
+        parts = ops.collectives.replicated_all_gather(
+            x, group=self.groups.tp, output_shape="new_axis"
+        )
+        rows, n = x.shape
+        return ops.transpose(parts, (1, 0, 2)).reshape((rows, members * n))
+
 
 class SearchStepResult(NamedTuple):
     """Result of one decoding step of a search: the chosen tokens and the search's new state.

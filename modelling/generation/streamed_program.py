@@ -15,11 +15,11 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from modelling.generation.conditional_call import any_across_replicas
-from modelling.generation.generator import Generator, GeneratorFactory
+from modelling.generation.generator import Generator, GeneratorFactory, create_search
 from modelling.generation.greedy_search import GreedyStrategy
 from modelling.generation.layer_pass import LayerPass
 from modelling.generation.resident_program import GenerationProgram
-from modelling.generation.search import DecodingStrategy, Search, SearchContext
+from modelling.generation.search import DecodingStrategy, Search
 from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
 from modelling.generation.streamed_weights import ModelWeights
 from modelling.ir_building import build_ir
@@ -153,10 +153,7 @@ class StreamedProgramBuilder:
         self.settings, self.model, self.groups = settings, model, settings.groups
         self.reorders = strategy.sequences_per_prompt > 1
         self.weights = ModelWeights(weight_map, settings)
-        context = SearchContext(
-            self.groups, model.special_tokens, model.output_length, strategy.logits_processors
-        )
-        self.search = strategy.create_search(context)
+        self.search = create_search(strategy, model, self.groups)
         batch = settings.config.execution.micro_batch_size
         prompts = TensorSpec((batch, model.prompt_length), popxl.int32)
         self.count = batch * model.prompts_per_sample

@@ -11,10 +11,10 @@ import popxl
 from config.sections import RunConfig
 from modelling.generation.conditional_call import any_across_replicas
 from modelling.generation.decode_loop import continue_decoding
-from modelling.generation.generator import GeneratorFactory
+from modelling.generation.generator import GeneratorFactory, create_search
 from modelling.generation.resident_executor import ResidentModel
 from modelling.generation.resident_program import GenerationProgram, create_streams_and_variables
-from modelling.generation.search import DecodingStrategy, Search, SearchContext
+from modelling.generation.search import DecodingStrategy, Search
 from modelling.ir_building import build_ir
 from modelling.layers import ParallelGroups
 from popxl import Tensor, ops
@@ -31,10 +31,7 @@ def build_token_by_token_program(
     with build_ir(config) as (ir, groups):
         generator = make_generator(config, strategy.sequences_per_prompt)
         model = ResidentModel(generator, config.execution.micro_batch_size, groups)
-        length = generator.output_length
-        search = strategy.create_search(
-            SearchContext(groups, generator.special_tokens, length, strategy.logits_processors)
-        )
+        search = create_search(strategy, generator, groups)
         program = create_streams_and_variables(
             ir, generator, config.execution.micro_batch_size, strategy, model
         )
