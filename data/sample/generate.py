@@ -1,4 +1,4 @@
-"""Generate the sample corpus: `python -m data.sample.generate` writes train and validation.
+"""Generate the sample corpus.
 
 Every example starts from its hypothesis. The label is drawn independently of it, and only then a
 premise is built that gives this label; the premise's own distribution does not depend on the label
@@ -11,12 +11,9 @@ never meet in a training sentence, in a premise or in a hypothesis.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS, VERBS, AttributeClaim
 
@@ -143,16 +140,3 @@ def generate_examples(split: str, seed: int = SEED) -> Iterator[dict[str, str | 
             pair = premise_to_text(rng, premise), hypothesis_to_text(rng, hypothesis)
         seen.add(pair)
         yield {"premise": pair[0], "hypothesis": pair[1], "label": label, "idx": index}
-
-
-def write_splits(folder: Path) -> None:
-    """Write `train.jsonl` and `validation.jsonl` into a folder."""
-    for split in SIZES:
-        lines = [json.dumps(example) + "\n" for example in generate_examples(split)]
-        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
-    write_splits(parser.parse_args().folder)

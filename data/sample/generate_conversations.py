@@ -1,4 +1,4 @@
-"""Generate the sample conversations: `python -m data.sample.generate_conversations`.
+"""Generate the sample conversations.
 
 A user tells of one event and asks about it, several times; the assistant answers in a sentence, or
 in one word if the system's message says so. What was not told, it does not know. People and things
@@ -7,14 +7,10 @@ of the validation split meet in no training conversation.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from data.sample.generate import Premise, premise_to_text, scenes_of_split
+from data.sample.generate import Premise, Scene, premise_to_text, scenes_of_split
 from data.sample.vocabulary import ATTRIBUTES
 
 SIZES = {"train": 2_000, "validation": 200}
@@ -41,19 +37,34 @@ def generate_conversation_rows(split: str) -> Iterator[dict[str, list[dict[str, 
     """Generate rows with a column `messages`, in OpenAI's format."""
     rng, scenes = random.Random(f"{SEED}-{split}"), scenes_of_split(split)
     for _ in range(SIZES[split]):
-        scene = rng.choice(scenes)
-        names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
-        attributes = {name: rng.choice(ATTRIBUTES[name].possible_values) for name in names}
+        event = draw_event(rng, scenes)
+        known = known_values(event)
         brief = rng.random() < BRIEF_SHARE
         messages = [chat_message("system", BRIEF)] if brief else []
-        text = premise_to_text(rng, Premise(scene, attributes)) + " "
+        text = premise_to_text(rng, event) + " "
         for question in rng.sample(list(QUESTIONS), rng.randint(*NUM_QUESTIONS)):
-            asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
-            known = {"who": scene[0], "what": scene[1]} | attributes
-            messages.append(chat_message("user", text + asked))
+            messages.append(chat_message("user", text + ask(question, event)))
             messages.append(chat_message("assistant", format_answer(question, known, brief)))
             text = ""
         yield {"messages": messages}
+
+
+def draw_event(rng: random.Random, scenes: Sequence[Scene]) -> Premise:
+    """Draw what the user tells: a scene with some of its attributes."""
+    scene = rng.choice(scenes)
+    names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
+    return Premise(scene, {name: rng.choice(ATTRIBUTES[name].possible_values) for name in names})
+
+
+def known_values(event: Premise) -> dict[str, str]:
+    """Values of an event by what `QUESTIONS` ask for."""
+    return {"who": event.scene[0], "what": event.scene[1]} | event.values
+
+
+def ask(question: str, event: Premise) -> str:
+    """Write one of `QUESTIONS` about an event."""
+    person, thing = event.scene
+    return QUESTIONS[question].format(person=person, thing=thing)
 
 
 def format_answer(question: str, known_values: dict[str, str], one_word: bool) -> str:
@@ -81,20 +92,3 @@ def format_answer(question: str, known_values: dict[str, str], one_word: bool) -
 def chat_message(role: str, content: str) -> dict[str, str]:
     """Create a message with a role and content."""
     return {"role": role, "content": content}
-
-
-def write_splits(
-    folder: Path,
-    generate_rows: Callable[[str], Iterable[Mapping[str, Any]]] = generate_conversation_rows,
-) -> None:
-    """Write the generated rows to `train.jsonl` and `validation.jsonl`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "validation"):
-        lines = "".join(json.dumps(row) + "\n" for row in generate_rows(split))
-        (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8", newline="\n")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "conversations")
-    write_splits(parser.parse_args().folder)

@@ -1,4 +1,4 @@
-"""Generate a summarization and a classification task: `python -m data.sample.generate_tasks`.
+"""Generate a summarization and a classification task.
 
 `summaries/` is free text: sentences about two events, and who took what. `places/` is labelled:
 whether what a sentence tells happens indoors or outdoors. Words and sentences are those of the
@@ -8,10 +8,7 @@ no training example.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import io
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,24 +70,11 @@ def _write_event_clause(scene: Scene) -> str:
     return f"{person} took the {thing}"
 
 
-def write_tasks(folder: Path) -> None:
-    """Write `summaries/*.jsonl` and `places/*.csv` into `folder`."""
+def write_places(folder: Path) -> None:
+    """Write `train.csv` and `validation.csv` of the classification task."""
+    folder.mkdir(parents=True, exist_ok=True)
     for split in SIZES:
-        lines = "".join(json.dumps(row) + "\n" for row in generate_summary_rows(split))
-        _write_text(folder / "summaries" / f"{split}.jsonl", lines)
-        table = io.StringIO()
-        writer = csv.DictWriter(table, ("sentence", "where"), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(generate_place_rows(split))
-        _write_text(folder / "places" / f"{split}.csv", table.getvalue())
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="\n")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
-    write_tasks(parser.parse_args().folder)
+        with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ("sentence", "where"), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(generate_place_rows(split))

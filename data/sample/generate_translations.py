@@ -1,4 +1,4 @@
-"""Generate translated sentences: `python -m data.sample.generate_translations`.
+"""Generate translated sentences.
 
 They are English, with translations into German and French. A sentence says that a person does
 something with a thing of some color. Each English sentence has a row for each language, so only the
@@ -7,12 +7,9 @@ row's languages say which translation is right.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 SIZES = {"train": 170, "validation": 30}
@@ -115,19 +112,3 @@ def generate_translation_rows(split: str) -> Iterator[dict[str, str]]:
                 "source_language": ENGLISH,
                 "target_language": language,
             }
-
-
-def write_translations(folder: Path) -> None:
-    """Write `translations/*.jsonl` into `folder`."""
-    for split in SIZES:
-        path = folder / "translations" / f"{split}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = generate_translation_rows(split)
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        path.write_text(lines, encoding="utf-8", newline="\n")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
-    write_translations(parser.parse_args().folder)

@@ -1,4 +1,4 @@
-"""Train the tokenizer of the sample conversations: `python -m data.sample.train_chat_tokenizer`.
+"""Train the tokenizer of the sample conversations.
 
 A byte-level one as the language models' (`train_gptj_tokenizer.py`), with the tokens and the chat
 template of ChatML, as Qwen's have them: padding `<|endoftext|>` = 0, `<|im_start|>` = 1, and
@@ -7,15 +7,11 @@ template of ChatML, as Qwen's have them: padding `<|endoftext|>` = 0, `<|im_star
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from transformers import PreTrainedTokenizerFast
 
 from data.sample.generate_conversations import generate_conversation_rows
 from data.sample.train_gptj_tokenizer import train_byte_level_bpe
 
-FOLDER = Path(__file__).parent / "chat_tokenizer"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 TEMPLATE = """\
@@ -38,14 +34,3 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = train_byte_level_bpe(texts, (PAD, START, END), eos_token=END, pad_token=PAD)
     tokenizer.chat_template = TEMPLATE
     return tokenizer
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Write the tokenizer's files into `folder`."""
-    build_tokenizer().save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    write_tokenizer(parser.parse_args().folder)

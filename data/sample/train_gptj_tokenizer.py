@@ -1,4 +1,4 @@
-"""Train the GPT-2-style tokenizer of the sample: `python -m data.sample.train_gptj_tokenizer`.
+"""Train the GPT-2-style tokenizer of the sample.
 
 Byte-level byte-pair encoding (Radford et al., "Language Models are Unsupervised Multitask
 Learners", 2019), fitted to the texts of the training split: `<|endoftext|>` = 0, the padding token
@@ -7,7 +7,6 @@ Learners", 2019), fitted to the texts of the training split: `<|endoftext|>` = 0
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,8 +24,10 @@ VOCAB_MULTIPLE = 64
 evenly."""
 
 
-def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train a GPT-2-style tokenizer on texts; deterministic."""
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Train a GPT-2-style tokenizer on the sample's training split; deterministic."""
+    examples = TASKS["sample"].read_corpus("train").examples
+    texts = [f"{e.prompt} target: {e.target} " for e in examples]
     names = {"bos_token": END, "eos_token": END, "unk_token": END, "pad_token": PAD}
     return train_byte_level_bpe(texts, (END, PAD), **names)
 
@@ -59,16 +60,3 @@ def train_byte_level_bpe(
     more = -len(fast) % VOCAB_MULTIPLE
     fast.add_tokens([f"<|extratoken_{i}|>" for i in range(2, more + 2)])
     return fast
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Train on the sample's training split and write the tokenizer's files into `folder`."""
-    examples = TASKS["sample"].read_corpus("train").examples
-    texts = [f"{e.prompt} target: {e.target} " for e in examples]
-    build_tokenizer(texts).save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    write_tokenizer(parser.parse_args().folder)

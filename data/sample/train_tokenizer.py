@@ -1,4 +1,4 @@
-"""Train the T5-style tokenizer of the sample corpus: `python -m data.sample.train_tokenizer`.
+"""Train the T5-style tokenizer of the sample corpus.
 
 SentencePiece fits a unigram language model (Kudo, "Subword Regularization", 2018) to the training
 split; the pieces and their scores are then stored as a `tokenizers` pipeline like T5's, which
@@ -8,11 +8,9 @@ split; the pieces and their scores are then stored as a `tokenizers` pipeline li
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import sentencepiece
 from tokenizers import (
@@ -30,7 +28,6 @@ from transformers import PreTrainedTokenizerFast
 from data.examples import Example
 from data.task import NLI_LABELS, TASKS
 
-FOLDER = Path(__file__).parent / "t5_tokenizer"
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 MIN_SENTINELS = 32
 VOCAB_MULTIPLE = 64
@@ -82,8 +79,10 @@ def train_unigram_pieces(lines: Iterator[str]) -> list[tuple[str, float]]:
     return [(processor.id_to_piece(i), processor.get_score(i)) for i in ids]
 
 
-def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
-    """Build T5's tokenizer pipeline around the unigram pieces."""
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Build T5's tokenizer pipeline around the unigram pieces of the sample's training split."""
+    examples = TASKS["sample"].read_corpus("train").examples
+    pieces = train_unigram_pieces(make_training_lines(examples))
     count = MIN_SENTINELS + -(len(pieces) + MIN_SENTINELS) % VOCAB_MULTIPLE
     sentinels = [f"<extra_id_{index}>" for index in reversed(range(count))]
     vocab = pieces + [(sentinel, 0.0) for sentinel in sentinels]
@@ -107,15 +106,3 @@ def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
         extra_special_tokens=sentinels,
         clean_up_tokenization_spaces=False,
     )
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Train on the sample's training split and write the tokenizer's files into `folder`."""
-    examples = TASKS["sample"].read_corpus("train").examples
-    build_tokenizer(train_unigram_pieces(make_training_lines(examples))).save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    write_tokenizer(parser.parse_args().folder)

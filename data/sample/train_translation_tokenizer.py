@@ -1,13 +1,11 @@
-"""Train the tokenizer of the translations: `python -m data.sample.train_translation_tokenizer`.
+"""Train the tokenizer of the translations.
 
 NLLB's, with the three languages of the corpus.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import NllbTokenizer
@@ -19,7 +17,6 @@ from data.sample.generate_translations import (
     generate_translation_rows,
 )
 
-FOLDER = Path(__file__).parent / "translation_tokenizer"
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 VOCABULARY_SIZE = 400
 
@@ -39,14 +36,3 @@ def build_tokenizer() -> NllbTokenizer:
     model = json.loads(trained.to_str())["model"]
     merges = [tuple(merge) for merge in model["merges"]]
     return NllbTokenizer(model["vocab"], merges, extra_special_tokens=[ENGLISH, GERMAN, FRENCH])
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Write the tokenizer's files into `folder`."""
-    build_tokenizer().save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    write_tokenizer(parser.parse_args().folder)

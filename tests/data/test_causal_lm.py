@@ -250,7 +250,7 @@ def test_any_text_survives(tokenizer: RunTokenizer, text: str) -> None:
 def test_training_again_gives_the_committed_tokenizer(
     tokenizer: RunTokenizer, tmp_path: Path
 ) -> None:
-    train_gptj_tokenizer.write_tokenizer(tmp_path)
+    train_gptj_tokenizer.build_tokenizer().save_pretrained(tmp_path)
     committed = train_gptj_tokenizer.FOLDER / "tokenizer.json"
     assert (tmp_path / "tokenizer.json").read_bytes() == committed.read_bytes()
 

@@ -15,17 +15,13 @@ from sklearn.linear_model import LogisticRegression
 from data.sample import (
     generate,
     generate_conversations,
-    generate_preferences,
-    generate_retrieval,
-    generate_rollouts,
     generate_translations,
-    train_chat_tokenizer,
     train_tokenizer,
-    train_translation_tokenizer,
 )
+from data.sample.__main__ import ROWS, WRITERS
 from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS
 from data.task import NLI_LABELS, SAMPLE_FOLDER
-from tests.data.corpora import sample_examples, sample_tokenizer
+from tests.data.corpora import sample_tokenizer
 
 MAX_BY_ONE_SENTENCE = 0.45  # accuracy; guessing gets 0.33
 MIN_PAIRS = {"train": 12_000, "validation": 2_000}
@@ -120,10 +116,18 @@ def _relation(premise: str, hypothesis: str) -> str:
 
 
 def test_generating_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate.write_splits(tmp_path)
-    for split in MIN_PAIRS:
-        name = f"{split}.jsonl"
-        assert (tmp_path / name).read_bytes() == (SAMPLE_FOLDER / name).read_bytes()
+    """Of the corpus and of all other samples; the tokenizers are compared where they are used."""
+    for name in ROWS:
+        WRITERS[name](tmp_path / name)
+        for committed in (SAMPLE_FOLDER / name).glob("*.jsonl"):
+            assert (tmp_path / name / committed.name).read_bytes() == committed.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["chat_tokenizer", "translation_tokenizer"])
+def test_training_a_tokenizer_again_gives_the_committed_files(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path)
+    for file in (SAMPLE_FOLDER / name).iterdir():
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
 
 
 def test_another_seed_gives_another_corpus() -> None:
@@ -132,51 +136,11 @@ def test_another_seed_gives_another_corpus() -> None:
 
 
 def test_training_the_tokenizer_again_gives_the_committed_vocabulary() -> None:
-    lines = train_tokenizer.make_training_lines(sample_examples("train"))
-    again = train_tokenizer.build_tokenizer(train_tokenizer.train_unigram_pieces(lines))
+    again = train_tokenizer.build_tokenizer()
     assert again.get_vocab() == sample_tokenizer().get_vocab()
 
 
 # ---- conversations ------------------------------------------------------------------------------
-def test_generating_preferences_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate_conversations.write_splits(tmp_path, generate_preferences.generate_preference_rows)
-    for split in MIN_PAIRS:
-        committed = SAMPLE_FOLDER / "preferences" / f"{split}.jsonl"
-        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
-
-
-def test_generating_rollouts_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate_conversations.write_splits(tmp_path, generate_rollouts.generate_rollout_rows)
-    for committed in (SAMPLE_FOLDER / "rollouts").iterdir():
-        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
-
-
-def test_generating_retrieval_rows_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate_retrieval.write_files(tmp_path)
-    for committed in (SAMPLE_FOLDER / "retrieval").iterdir():
-        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
-
-
-def test_generating_conversations_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate_conversations.write_splits(tmp_path)
-    train_chat_tokenizer.write_tokenizer(tmp_path / "tokenizer")
-    for split in MIN_PAIRS:
-        committed = SAMPLE_FOLDER / "conversations" / f"{split}.jsonl"
-        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
-    for file in (SAMPLE_FOLDER / "chat_tokenizer").iterdir():
-        assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()
-
-
-def test_generating_translations_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate_translations.write_translations(tmp_path)
-    train_translation_tokenizer.write_tokenizer(tmp_path / "tokenizer")
-    for split in MIN_PAIRS:
-        committed = SAMPLE_FOLDER / "translations" / f"{split}.jsonl"
-        assert (tmp_path / "translations" / committed.name).read_bytes() == committed.read_bytes()
-    for file in (SAMPLE_FOLDER / "translation_tokenizer").iterdir():
-        assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()
-
-
 def test_translations_are_in_the_words_of_their_languages() -> None:
     """Each sentence has one in each language, and no sentence is in both splits."""
     sources = {}

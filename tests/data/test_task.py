@@ -15,7 +15,7 @@ from config.sections import Data
 from data.causal_lm import PackedSequences
 from data.examples import Example
 from data.prompt_template import Template
-from data.sample import generate_tasks
+from data.sample.__main__ import WRITERS
 from data.sources import HubDataset, source_from_name
 from data.task import SAMPLE_FOLDER, task_from_config
 from tests.data.corpora import encode, run_tokenizer, token_stream
@@ -203,7 +203,8 @@ def test_a_language_model_learns_targets_after_the_separator():
 
 # ---- the small tasks ----------------------------------------------------------------------------
 def test_generating_again_gives_the_committed_tasks(tmp_path):
-    generate_tasks.write_tasks(tmp_path)
+    for name in ("summaries", "places"):
+        WRITERS[name](tmp_path / name)
     made = sorted(path for path in tmp_path.rglob("*.*"))
     assert len(made) == 4
     for path in made:
