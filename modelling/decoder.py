@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from config.sections import RunConfig
 from modelling.layers import Embeddings, HeadLoss, Module
@@ -47,6 +47,9 @@ class DecoderSpec:
     hf_layers: str
     experts: Callable[[], ExpertGroup] | None = None
     expert_usage: ExpertUsage | None = None
+
+    token_embedding_layer: ClassVar[str] = EMBEDDINGS
+    """Weight-map name of the layer that owns the embedding weight, of which a tied head is made."""
 
     @property
     def layer_names(self) -> list[str]:

@@ -25,9 +25,7 @@ from modelling.weights.trainable import (
 if TYPE_CHECKING:
     from modelling.decoder import DecoderSpec
     from modelling.encoder_decoder import EncoderDecoderSpec
-    from modelling.generation.decoder_only import DecoderOnlyGenerator
-    from modelling.generation.encoder_decoder import EncoderDecoderGenerator
-    from modelling.generation.generator import GeneratorFactory
+    from modelling.generation.generator import Generator, GeneratorFactory
 
 
 @dataclass(frozen=True)
@@ -96,33 +94,18 @@ def decoder_family(
     from modelling.decoder import decoder_weight_map
     from modelling.phases.decoder_only import build_decoder_only_phases
 
-    def base_weight_map(config: Any) -> WeightMap:
-        return decoder_weight_map(config, make_spec(config))
-
-    def build_phases(settings: PhaseSettings) -> PhasePlan:
-        return build_decoder_only_phases(settings, *build_spec_and_adapters(settings.config))
-
-    def build_head(config: Any) -> HeadLoss:
-        spec, adapters = build_spec_and_adapters(config)
-        return adapters.attach_to_head(spec.head())
-
-    def make_generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
+    def make_generator(*args: Any) -> Generator:
         from modelling.generation.decoder_only import DecoderOnlyGenerator
 
-        config.check_generates_text()
-        return DecoderOnlyGenerator(config, *build_spec_and_adapters(config), sequences)
+        return DecoderOnlyGenerator(*args)
 
-    def build_spec_and_adapters(config: Any) -> tuple[DecoderSpec, LayerAdapters]:
-        return make_spec(config), LayerAdapters(config, base_weight_map)
-
-    return ModelFamily(
-        CAUSAL_LM,
-        build_phases,
-        build_head,
+    fields |= {"to_config_json": to_config_json, "from_config_json": from_config_json}
+    return _family_of_specs(
+        make_spec,
+        decoder_weight_map,
+        build_decoder_only_phases,
         make_generator,
-        base_weight_map,
-        to_config_json,
-        from_config_json,
+        sample_format=CAUSAL_LM,
         **fields,
     )
 
@@ -138,35 +121,61 @@ def encoder_decoder_family(
     from modelling.encoder_decoder import encoder_decoder_weight_map
     from modelling.phases.encoder_decoder import build_encoder_decoder_phases, build_encoder_phases
 
-    def base_weight_map(config: Any) -> WeightMap:
-        return encoder_decoder_weight_map(config, make_spec(config))
-
-    def build_phases(settings: PhaseSettings) -> PhasePlan:
+    def build_phases(settings: PhaseSettings, *args: Any) -> PhasePlan:
         has_decoder = settings.config.training.head != "none"
         build = build_encoder_decoder_phases if has_decoder else build_encoder_phases
-        return build(settings, *build_spec_and_adapters(settings.config))
+        return build(settings, *args)
 
-    def build_head(config: Any) -> HeadLoss:
-        spec, adapters = build_spec_and_adapters(config)
-        return adapters.attach_to_head(spec.head(), spec.token_embedding_layer)
-
-    def make_generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
+    def make_generator(*args: Any) -> Generator:
         from modelling.generation.encoder_decoder import EncoderDecoderGenerator
 
-        config.check_generates_text()
-        return EncoderDecoderGenerator(config, *build_spec_and_adapters(config), sequences)
+        return EncoderDecoderGenerator(*args)
 
-    def build_spec_and_adapters(config: Any) -> tuple[EncoderDecoderSpec, LayerAdapters]:
+    fields |= {"to_config_json": to_config_json, "from_config_json": from_config_json}
+    return _family_of_specs(
+        make_spec,
+        encoder_decoder_weight_map,
+        build_phases,
+        make_generator,
+        sample_format=SEQ2SEQ,
+        **fields,
+    )
+
+
+def _family_of_specs(
+    make_spec: Callable[[Any], Any],
+    make_weight_map: Callable[[RunConfig, Any], WeightMap],
+    build_phases: Callable[..., PhasePlan],
+    make_generator: Callable[..., Generator],
+    **fields: Any,
+) -> ModelFamily:
+    """Returns the `ModelFamily` record of models whose programs follow from a specification.
+
+    Args:
+        make_weight_map: takes a configuration and its specification.
+        build_phases: takes settings, the specification and the adapters.
+        make_generator: takes a configuration, both of these, and the sequences per prompt.
+    """
+
+    def base_weight_map(config: Any) -> WeightMap:
+        return make_weight_map(config, make_spec(config))
+
+    def spec_and_adapters(config: Any) -> tuple[Any, LayerAdapters]:
         return make_spec(config), LayerAdapters(config, base_weight_map)
 
+    def build_head(config: Any) -> HeadLoss:
+        spec, adapters = spec_and_adapters(config)
+        return adapters.attach_to_head(spec.head(), spec.token_embedding_layer)
+
+    def generator(config: RunConfig, sequences: int) -> Generator:
+        config.check_generates_text()
+        return make_generator(config, *spec_and_adapters(config), sequences)
+
     return ModelFamily(
-        SEQ2SEQ,
-        build_phases,
-        build_head,
-        make_generator,
-        base_weight_map,
-        to_config_json,
-        from_config_json,
+        build_phases=lambda s: build_phases(s, *spec_and_adapters(s.config)),
+        build_head=build_head,
+        generator=generator,
+        base_weight_map=base_weight_map,
         **fields,
     )
 

@@ -30,12 +30,12 @@ class PrefillAttentionContext(BlockContext):
 
     def __init__(self, layout: KVCacheLayout, last_positions: Tensor, sequences: int) -> None:
         super().__init__()
-        self._layout, self._last, self._sequences = layout, last_positions, sequences
+        self._cache_layout, self._last, self._sequences = layout, last_positions, sequences
         self.max_length = layout.max_length
         self.caches: list[Tensor] = []
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        layout = self._layout.with_window(window)
+        layout = self._cache_layout.with_window(window)
         self.caches = [
             repeat_interleave(layout.init_cache(t, self._last), self._sequences) for t in (k, v)
         ]
@@ -63,7 +63,7 @@ class DecodeAttentionContext(BlockContext):
         position: Tensor,
     ) -> None:
         super().__init__()
-        self._layout, self._last, self._position = layout, last_positions, position
+        self._cache_layout, self._last, self._position = layout, last_positions, position
         self.max_length = layout.max_length
         self.caches = list(caches)
 
@@ -72,11 +72,11 @@ class DecodeAttentionContext(BlockContext):
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
         query_positions = self._last + self._position
-        layout = self._layout.with_window(window)
+        layout = self._cache_layout.with_window(window)
         return [query_positions.reshape((-1, 1)), layout.key_positions(self._position, self._last)]
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        layout = self._layout.with_window(window)
+        layout = self._cache_layout.with_window(window)
         self.caches = update_cache(self.caches, layout.cache_index(self._position), [k, v])
         return self.caches[0], self.caches[1]
 

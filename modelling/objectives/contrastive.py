@@ -38,6 +38,7 @@ class Contrastive(PooledObjective):
 
     sequence_inputs = {}  # noqa: RUF012
     is_of_batch = True
+    absent_values = {POOLED_IDS: 0}  # noqa: RUF012
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -93,9 +94,6 @@ class Contrastive(PooledObjective):
         ids, texts = batch[POOLED_IDS], self._training.texts_per_row
         anchors = np.arange(1, self.sequences_per_sample + 1, texts)
         return int((ids[:, :, None] == anchors).any(axis=1).sum())
-
-    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
-        return {**batch, POOLED_IDS: batch[POOLED_IDS] * is_real[:, None].astype(np.int32)}
 
 
 def _constant(value: float) -> Tensor:

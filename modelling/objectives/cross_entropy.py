@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 import popxl
 from config.objectives import OBJECTIVES
 from data.samples import IGNORE_INDEX, Batch, count_loss_tokens
@@ -32,6 +30,7 @@ class CrossEntropy(Objective):
 
     token_inputs = {"labels": lambda labels: labels}  # noqa: RUF012
     sequence_inputs = {}  # noqa: RUF012
+    absent_values = {"labels": IGNORE_INDEX}  # noqa: RUF012
     metrics = OBJECTIVES["cross_entropy"].metrics
     sums_token_losses = True
 
@@ -55,12 +54,6 @@ class CrossEntropy(Objective):
 
     def normalizer(self, batch: Batch) -> int:
         return count_loss_tokens(batch)
-
-    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
-        labels = batch["labels"].copy()
-        targets_per_sample = len(labels) // len(is_real)
-        labels[~np.repeat(is_real, targets_per_sample)] = IGNORE_INDEX
-        return {**batch, "labels": labels}
 
 
 def token_losses(

@@ -29,6 +29,15 @@ SpecOf = Callable[[TensorSpec], TensorSpec]
 """Returns the spec of an input of a micro-batch on a replica, from that of its labels."""
 
 
+def sequence_rows(sequences: int, width: int, per_row: int = 1) -> SpecOf:
+    """Returns the spec, (rows, width), of an input with a row for `per_row` sequences each.
+
+    Args:
+        sequences: of a sample.
+    """
+    return lambda labels: TensorSpec((labels.shape[0] * sequences // per_row, width), popxl.float32)
+
+
 class Objective(ABC):
     """Interface of a training objective: a loss and its metrics.
 
@@ -43,6 +52,7 @@ class Objective(ABC):
         returns_stats: True if the statistics go to the host, for `metric_sums`.
         sums_token_losses: True if the statistics are a scalar, the loss.
         has_token_stats: True if the statistics are values of each token, not sums over tokens.
+        absent_values: arrays of a batch with rows of each sample, and what they have for none.
         is_of_batch: True if the loss is a function of the vectors of the whole global batch.
         reads_logits: False if the statistics are of the hidden states before the LM head.
     """
@@ -50,6 +60,7 @@ class Objective(ABC):
     token_inputs: Mapping[str, SpecOf]
     sequence_inputs: Mapping[str, SpecOf]
     metrics: Metrics
+    absent_values: Mapping[str, float]
     returns_stats: ClassVar[bool] = False
     sums_token_losses: ClassVar[bool] = False
     has_token_stats: ClassVar[bool] = False
@@ -106,13 +117,17 @@ class Objective(ABC):
     def normalizer(self, batch: Batch) -> int:
         """Returns this batch's term of the number that the global batch's loss is divided by."""
 
-    @abstractmethod
     def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
         """Returns the batch with the labels removed from samples that only fill up the batch.
 
         Args:
             is_real: bool (samples,), False for samples that fill up.
         """
+        masked = dict(batch)
+        for name, value in self.absent_values.items():
+            masked[name] = batch[name].copy()
+            masked[name][~np.repeat(is_real, len(batch[name]) // len(is_real))] = value
+        return masked
 
     def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
         """Returns sum and count of each metric over a batch, without the loss.

@@ -26,7 +26,7 @@ from data.rollout_samples import (
     REWARDS,
 )
 from data.samples import IGNORE_INDEX, Batch
-from modelling.objectives.objective import Objective
+from modelling.objectives.objective import Objective, sequence_rows
 from modelling.objectives.sequence_logps import label_logps, sum_by_sequence
 from popxl import Tensor, TensorSpec, ops
 
@@ -74,6 +74,9 @@ class PolicyGradient(Objective):
     """
 
     returns_stats = True
+    absent_values = {  # noqa: RUF012
+        "labels": IGNORE_INDEX, NUM_LOSS_TOKENS: 0, ADVANTAGES: 0, COMPLETION_LENGTHS: 0
+    }  # fmt: skip
 
     def __init__(self, config: RunConfig) -> None:
         training = config.training
@@ -90,15 +93,12 @@ class PolicyGradient(Objective):
         def as_float(labels: TensorSpec) -> TensorSpec:
             return TensorSpec(labels.shape, popxl.float32)
 
-        def per_sequence(labels: TensorSpec) -> TensorSpec:
-            return TensorSpec((labels.shape[0] * n, 1), popxl.float32)
-
         self.token_inputs = {"labels": lambda labels: labels, OLD_LOGPS: as_float}
         if self._has_kl_loss:
             self.token_inputs[REF_LOGPS] = as_float
         if n > 1:
             self.token_inputs[SEGMENT_IDS] = lambda labels: labels
-        self.sequence_inputs = {ADVANTAGES: per_sequence, NUM_LOSS_TOKENS: per_sequence}
+        self.sequence_inputs = dict.fromkeys((ADVANTAGES, NUM_LOSS_TOKENS), sequence_rows(n, 1))
         ratios = [_BELOW_HIGH, _ABOVE_LOW, _NUM_LOW, _NUM_HIGH]
         self._columns = [
             *(ratios if self._is_token_ratio else [_LOG_RATIO]),
@@ -172,15 +172,6 @@ class PolicyGradient(Objective):
         completions = int(np.count_nonzero(batch[COMPLETION_LENGTHS]))
         per_completion = self.policy_loss.mean_over == "max_completion_length"
         return completions * (self._max_length if per_completion else 1)
-
-    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
-        fill_values = {"labels": IGNORE_INDEX, NUM_LOSS_TOKENS: 0, ADVANTAGES: 0}
-        masked = dict(batch)
-        for name, fill_value in {**fill_values, COMPLETION_LENGTHS: 0}.items():
-            array = batch[name].copy()
-            array[~np.repeat(is_real, len(array) // len(is_real))] = fill_value
-            masked[name] = array
-        return masked
 
     def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
         """Returns sums and counts of rewards, lengths, ratios and KL divergences, as TRL's.

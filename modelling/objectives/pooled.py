@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +14,8 @@ from data.labeled_samples import IS_LABELED, LABELS
 from data.pooling import POOLED_IDS
 from data.preference_samples import max_sequences_per_sample
 from data.samples import Batch
-from modelling.objectives.objective import Objective
-from popxl import Tensor, TensorSpec, ops
+from modelling.objectives.objective import Objective, sequence_rows
+from popxl import Tensor, ops
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -52,13 +51,10 @@ class PooledObjective(Objective):
 class MeanOverLabeledRows(Objective):
     """Mixin of objectives whose loss is a mean over the rows of `IS_LABELED`."""
 
+    absent_values = {IS_LABELED: 0}  # noqa: RUF012
+
     def normalizer(self, batch: Batch) -> int:
         return int(np.count_nonzero(batch[IS_LABELED]))
-
-    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
-        present = batch[IS_LABELED].copy()
-        present[~np.repeat(is_real, len(present) // len(is_real))] = 0
-        return {**batch, IS_LABELED: present}
 
 
 class LabelObjective(MeanOverLabeledRows, PooledObjective):
@@ -75,14 +71,10 @@ class LabelObjective(MeanOverLabeledRows, PooledObjective):
         super().__init__(config)
         self._is_regression = config.training.objective == "regression"
         self._is_multi_label = bool(config.training.multi_label)
-
-        def spec(width: int, tokens: TensorSpec) -> TensorSpec:
-            sequences = tokens.shape[0] * self.sequences_per_sample
-            return TensorSpec((sequences, width), popxl.float32)
-
+        sequences = self.sequences_per_sample
         self.sequence_inputs = {
-            LABELS: partial(spec, config.num_labels),
-            IS_LABELED: partial(spec, 1),
+            LABELS: sequence_rows(sequences, config.num_labels),
+            IS_LABELED: sequence_rows(sequences, 1),
         }
 
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:

@@ -23,9 +23,9 @@ from data.preference_samples import (
     max_sequences_per_sample,
 )
 from data.samples import IGNORE_INDEX, Batch
-from modelling.objectives.objective import Objective
+from modelling.objectives.objective import Objective, sequence_rows
 from modelling.objectives.sequence_logps import label_logps, sum_by_sequence
-from popxl import Tensor, TensorSpec, ops
+from popxl import Tensor, ops
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -154,27 +154,22 @@ class PreferenceObjective(Objective):
     """
 
     returns_stats = True
+    absent_values = {"labels": IGNORE_INDEX, NUM_LOSS_TOKENS: 0}  # noqa: RUF012
 
     def __init__(self, config: RunConfig) -> None:
         self._training = config.training
         self.name = config.training.objective
         self.preference_loss = PREFERENCE_LOSSES[self.name]
         self.metrics = OBJECTIVES[self.name].metrics
-        self._sequences_per_sample = max_sequences_per_sample(config)
-
-        def pair_spec(width: int) -> Callable[[TensorSpec], TensorSpec]:
-            """Returns a function that makes the spec, (pairs, width), of a loss input."""
-            n = self._sequences_per_sample
-            return lambda labels: TensorSpec((labels.shape[0] * n // 2, width), popxl.float32)
-
+        self._sequences_per_sample = n = max_sequences_per_sample(config)
         self.token_inputs = {"labels": lambda labels: labels}
-        if self._sequences_per_sample > 1:
+        if n > 1:
             self.token_inputs[SEGMENT_IDS] = lambda labels: labels
-        self.sequence_inputs = {NUM_LOSS_TOKENS: pair_spec(2)}
+        self.sequence_inputs = {NUM_LOSS_TOKENS: sequence_rows(n, 2, per_row=2)}
         if self.preference_loss.uses_ref_model:
-            self.sequence_inputs[REF_LOGPS] = pair_spec(2)
+            self.sequence_inputs[REF_LOGPS] = sequence_rows(n, 2, per_row=2)
         if self.name == "kto":
-            self.sequence_inputs[KTO_LABELS] = pair_spec(1)
+            self.sequence_inputs[KTO_LABELS] = sequence_rows(n, 1, per_row=2)
 
     def loss_stats(
         self,
@@ -211,14 +206,6 @@ class PreferenceObjective(Objective):
     # ---- on the host ------------------------------------------------------------------------
     def normalizer(self, batch: Batch) -> int:
         return int(np.count_nonzero(batch[NUM_LOSS_TOKENS][:, 0]))
-
-    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
-        masked = dict(batch)
-        for name, fill_value in (("labels", IGNORE_INDEX), (NUM_LOSS_TOKENS, 0)):
-            array = batch[name].copy()
-            array[~np.repeat(is_real, len(array) // len(is_real))] = fill_value
-            masked[name] = array
-        return masked
 
     def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
         """Returns sums and counts of rewards and log-probabilities, under TRL's names.

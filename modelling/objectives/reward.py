@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import popxl
 from config.metrics import MetricSums
 from data.labeled_samples import IS_LABELED, LABELS
 from data.samples import Batch
+from modelling.objectives.objective import sequence_rows
 from modelling.objectives.pooled import MeanOverLabeledRows, PooledObjective
 from modelling.objectives.preference import log_sigmoid
-from popxl import Tensor, TensorSpec, ops
+from popxl import Tensor, ops
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -33,11 +33,7 @@ class RewardObjective(MeanOverLabeledRows, PooledObjective):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self._coefficient = config.training.center_rewards_coefficient
-
-        def spec(tokens: TensorSpec) -> TensorSpec:
-            sequences = tokens.shape[0] * self.sequences_per_sample
-            return TensorSpec((sequences // 2, 1), popxl.float32)
-
+        spec = sequence_rows(self.sequences_per_sample, 1, per_row=2)
         self.sequence_inputs = {LABELS: spec, IS_LABELED: spec}
 
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
