@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from config.families import config_class_of_preset
-from config.presets import load_config, load_preset
+from config.families import load_preset_config
 from config.sections import RunConfig
 from files.atomic_writing import write_text_atomically
 from modelling.model_family import get_family
@@ -153,8 +152,7 @@ def build_config(
         "checkpoint": {"load": None, "save": save},
         "generation": {"weights": "streamed"},
     }
-    return load_config(config_class_of_preset(load_preset("finetuning", run.preset), run.preset),
-                       "finetuning", run.preset, overrides)  # fmt: skip
+    return load_preset_config("finetuning", run.preset, overrides)
 
 
 def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:

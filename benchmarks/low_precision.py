@@ -34,8 +34,8 @@ import numpy as np
 from benchmarks import read_metric, run_script
 from checkpoints import load_checkpoint
 from config.errors import UserError
-from config.families import config_class_of_preset
-from config.presets import load_preset, merge_over
+from config.families import load_preset_config
+from config.presets import merge_over
 from config.sections import RunConfig
 from data.loader import Loader
 from data.pipeline import Pipeline
@@ -108,8 +108,7 @@ def config_with_state_form(preset: str, state_form: str, batch: int, seed: int) 
         "training": {"global_batch_size": batch},
         "execution": {"micro_batch_size": batch, "data_parallel": 1, "tensor_parallel": 1},
     }
-    data = merge_over(merge_over(load_preset("finetuning", preset), common), FORMS[state_form])
-    return config_class_of_preset(data, preset).from_dict(data)
+    return load_preset_config("finetuning", preset, merge_over(common, FORMS[state_form]))
 
 
 def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:

@@ -280,18 +280,18 @@ def _find_storing_processes(tensors: Any, sharded_specs: Mapping[str, Any], host
 def _build_tensors(hosts: int) -> Any:
     """Returns the checkpoint tensors of a training program on `hosts` hosts, not compiled."""
     import popxl
-    from config.families import config_class_of_preset
-    from config.presets import load_preset, merge_over
+    from config.families import load_preset_config
+    from config.presets import load_preset
     from modelling.model_family import get_family
     from modelling.phases.training import build_training_program
     from modelling.weights import ShardReader
 
-    data = load_preset("finetuning", "xxl_pod64")
-    copies = hosts * DEVICES_OF_A_HOST // data["execution"]["tensor_parallel"]
+    preset = "xxl_pod64"
+    tensor_parallel = load_preset("finetuning", preset)["execution"]["tensor_parallel"]
+    copies = hosts * DEVICES_OF_A_HOST // tensor_parallel
     changes = {"training": {"global_batch_size": 32 * copies},
                "execution": {"data_parallel": copies}}  # fmt: skip
-    data = merge_over(data, changes)
-    config = config_class_of_preset(data, "xxl_pod64").from_dict(data)
+    config = load_preset_config("finetuning", preset, changes)
     family = get_family(config)
     weight_map = family.weight_map(config)
     program = build_training_program(config, family.build_phases, False, weight_map)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from config.errors import ConfigError, did_you_mean
+from config.presets import load_config, load_preset
 from config.sections import RunConfig
 from files.formatting import format_name, format_value
 from files.yaml_files import location_prefix
@@ -72,3 +74,11 @@ def config_class_of_preset(data: Mapping[str, Any], preset: str) -> type[RunConf
             f"{format_value(family)}{did_you_mean(format_value(family), FAMILIES)}"
         )
     return FAMILIES[family].config
+
+
+def load_preset_config(
+    file: str | Path, preset: str, overrides: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Returns a preset's configuration, of its own family; arguments as for `load_config`."""
+    config_class = config_class_of_preset(load_preset(file, preset), preset)
+    return load_config(config_class, file, preset, overrides)

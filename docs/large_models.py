@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.disk_offload import RUNS
-from config.families import config_class_of_preset
-from config.presets import load_config, load_preset
+from config.families import load_preset_config
 from docs.tables import format_markdown_table
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
@@ -130,12 +129,7 @@ def compute_row(model: str, machine_title: str) -> PlannedModelRow:
     preset, changes = (MODELS | ADAPTED)[model]
     name, devices = MACHINES[machine_title]
     target = machine(name)
-    config = load_config(
-        config_class_of_preset(load_preset("finetuning", preset), preset),
-        "finetuning",
-        preset,
-        changes,
-    )
+    config = load_preset_config("finetuning", preset, changes)
     if target.flops["bfloat16"] < target.flops["float16"]:
         config = config.with_values({"model.precision": "float16"})
     ways = list_layouts(config, devices, config.execution.micro_batch_size)

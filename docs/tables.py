@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from config.base import ConfigField, ConfigSection, config_fields
-from config.families import FAMILIES, config_class_of_preset
+from config.families import FAMILIES, load_preset_config
 from config.flags import shortest_flag
-from config.presets import load_config, load_preset, preset_names
+from config.presets import load_preset, preset_names
 from config.sections import RunConfig
 from config.unsupported_models import UNSUPPORTED
 
@@ -128,9 +128,8 @@ def _preset_table() -> str:
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
-    data = load_preset("finetuning", name)
-    c = load_config(config_class_of_preset(data, name), "finetuning", name)
-    execution_values = data["execution"]
+    execution_values = load_preset("finetuning", name)["execution"]
+    c = load_preset_config("finetuning", name)
     model, execution = c.model, c.execution
     layout = [execution_values.get(field) for field in ("data_parallel", "tensor_parallel")]
     fixed_layout = f" ({' × '.join(map(str, layout))})" if all(layout) else ""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from config.families import config_class_of_preset
-from config.presets import load_config, load_preset
-from config.sections import RunConfig
+from config.families import load_preset_config
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
 from planning.parallel_layouts import list_layouts
@@ -57,14 +55,9 @@ def plan_best_layout(
     preset: str, machine_name: str, devices: int, programs: VariantCache | None = None
 ) -> PlanReport:
     """Return the plan of a preset's fastest parallel layout on a number of devices."""
-    config = _load_preset(preset)
+    config = load_preset_config("finetuning", preset)
     configs = list_layouts(config, devices, config.execution.micro_batch_size)
     return plan_best_training(preset, configs, machine(machine_name), programs)
-
-
-def _load_preset(preset: str) -> RunConfig:
-    data = load_preset("finetuning", preset)
-    return load_config(config_class_of_preset(data, preset), "finetuning", preset)
 
 
 def simulate_step(preset: str, machine_name: str, host: float | None = None) -> PlanReport:
@@ -80,7 +73,8 @@ def simulate_step(preset: str, machine_name: str, host: float | None = None) -> 
     target = machine(machine_name)
     if host is not None:
         target = replace(target, title=f"{target.title}, {host:g} GB host", host_memory=host * 1e9)
-    return make_report(preset, finetuning_requirements(_load_preset(preset), target.target), target)
+    requirements = finetuning_requirements(load_preset_config("finetuning", preset), target.target)
+    return make_report(preset, requirements, target)
 
 
 def step_table_row(case: StepCase) -> str:
