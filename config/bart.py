@@ -230,16 +230,8 @@ class BartConfig(RunConfig):
         return m.hidden_size * (encoder + decoder + tables)
 
     def min_bytes(self) -> dict[str, int]:
-        m = self.model
-        answers = (
-            self._concurrent_samples
-            * self.execution.device_iterations
-            * self.data.examples_per_sample
-        )
-        return super().min_bytes() | {
-            "the attention scores": self.attention_score_bytes(m.encoder_attention_heads),
-            "the answers of a run": answers * m.decoder_sequence_length * 4,
-        }
+        scores = self.attention_score_bytes(self.model.encoder_attention_heads)
+        return super().min_bytes() | {"the attention scores": scores}
 
     def linear_input_sizes(self) -> dict[str, int]:
         m, parts = self.model, self.execution.tensor_parallel

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.gptj import GPTJTraining
-from config.model import ModelSection, check_eos_token_ids
+from config.model import ModelSection
 from config.sections import RunConfig
 from config.task import SegmentsData
 from config.values import (
@@ -307,11 +307,6 @@ class LlamaModel(ModelSection):
         """Features inside a feed-forward layer or an expert."""
         return self.moe_intermediate_size or self.intermediate_size
 
-    @property
-    def extra_eos_token_ids(self) -> tuple[int, ...]:
-        ends = {int(token) for token in split_names(self.eos_token_ids)}
-        return tuple(sorted(ends - {self.eos_token_id}))
-
     def validate(self) -> None:
         super().validate()
         heads, of_keys = self.num_attention_heads, self.num_key_value_heads
@@ -328,7 +323,6 @@ class LlamaModel(ModelSection):
                 raise ConfigError(f"model.model_type {self.model_type} needs model.{name}")
 
     def _check_layer_lists(self) -> None:
-        check_eos_token_ids(self.eos_token_ids, self.vocab_size)
         for name in ("layer_types", "no_rope_layers"):
             count = len(split_names(getattr(self, name)))
             if count > self.num_hidden_layers:

@@ -128,6 +128,12 @@ class ModelSection(ConfigSection):
         for name in ("eos_token_id", "pad_token_id"):
             if getattr(self, name) >= self.vocab_size:
                 raise ConfigError(f"model.{name} {getattr(self, name)} must be below {rows}")
+        ends = self._eos_token_ids
+        if not all(x.isdecimal() and int(x) < self.vocab_size for x in split_names(ends)):
+            raise ConfigError(
+                f"model.eos_token_ids is {format_value(ends)}, but must be tokens below "
+                f"model.vocab_size {self.vocab_size}, with commas"
+            )
         if any(row >= self.vocab_size for row in self.embedding_rows_to_initialize()):
             raise ConfigError(
                 f"{self.field_path('new_rows')} is {format_value(self.new_rows)}, but must be rows "
@@ -141,7 +147,11 @@ class ModelSection(ConfigSection):
     @property
     def extra_eos_token_ids(self) -> tuple[int, ...]:
         """Token ids that end generation besides `eos_token_id`."""
-        return ()
+        return tuple(sorted({*map(int, split_names(self._eos_token_ids))} - {self.eos_token_id}))
+
+    @property
+    def _eos_token_ids(self) -> str | None:
+        return getattr(self, "eos_token_ids", None)
 
     @property
     def has_dropout(self) -> bool:
@@ -182,16 +192,6 @@ class ModelSection(ConfigSection):
         Training dequantizes the weights before a layer.
         """
         return self.quant if self.eval else None
-
-
-def check_eos_token_ids(tokens: str | None, vocab_size: int) -> None:
-    """Raises ConfigError unless `model.eos_token_ids` lists tokens of the vocabulary."""
-    for token in split_names(tokens):
-        if not (token.isdecimal() and int(token) < vocab_size):
-            raise ConfigError(
-                f"model.eos_token_ids is {format_value(tokens)}, but must be tokens below "
-                f"model.vocab_size {vocab_size}, with commas"
-            )
 
 
 @dataclass(frozen=True)

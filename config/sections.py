@@ -195,7 +195,9 @@ class RunConfig(ConfigSection):
         """
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]
-        tokens = self._concurrent_samples * m.sequence_length
+        samples = self._concurrent_samples
+        tokens = samples * m.sequence_length
+        answers = e.device_iterations * samples * getattr(self.data, "examples_per_sample", 1)
         some = m.eval or self.has_frozen_weights  # trained may be as little as a norm
         kept = 1 if some else m.num_hidden_layers
         elements = self.min_num_weights()
@@ -204,6 +206,7 @@ class RunConfig(ConfigSection):
             "gradients and moments": 0 if some else elements * self._min_state_bytes(),
             "the activations": kept * tokens * m.hidden_size * item,
             "the inputs of a run": e.device_iterations * tokens * 4,
+            "the answers of a run": answers * getattr(m, "decoder_sequence_length", 0) * 4,
         }
 
     def _min_state_bytes(self) -> int:

@@ -136,14 +136,8 @@ class T5Config(RunConfig):
 
     def min_bytes(self) -> dict[str, int]:
         m, heads = self.model, self.model.attention.heads
-        answers = (
-            self._concurrent_samples
-            * self.execution.device_iterations
-            * self.data.examples_per_sample
-        )
         return super().min_bytes() | {
             "the attention scores": self.attention_score_bytes(heads),
-            "the answers of a run": answers * m.decoder_sequence_length * 4,
             "the positions of the answers": 4 * m.decoder_sequence_length**2,
             "the relative positions": heads * m.attention.relative_attention_num_buckets * 4,
         }

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.llama import FULL, SLIDING, LayerType, LlamaRope
-from config.model import ModelSection, check_eos_token_ids
+from config.model import ModelSection
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from config.values import (
@@ -196,17 +196,11 @@ class T5GemmaModel(ModelSection):
         return self.bos_token_id
 
     @property
-    def extra_eos_token_ids(self) -> tuple[int, ...]:
-        ends = {int(token) for token in split_names(self.eos_token_ids)}
-        return tuple(sorted(ends - {self.eos_token_id}))
-
-    @property
     def has_dropout(self) -> bool:
         return max(self.dropout_prob, self.attention_dropout) > 0
 
     def validate(self) -> None:
         super().validate()
-        check_eos_token_ids(self.eos_token_ids, self.vocab_size)
         if self.is_merged:
             self._check_merged()
         if self.bos_token_id >= self.vocab_size:
@@ -276,17 +270,8 @@ class T5GemmaConfig(RunConfig):
         return total + tables * m.vocab_size
 
     def min_bytes(self) -> dict[str, int]:
-        answers = (
-            self._concurrent_samples
-            * self.execution.device_iterations
-            * self.data.examples_per_sample
-        )
-        return super().min_bytes() | {
-            "the attention scores": self.attention_score_bytes(
-                self.model.encoder.num_attention_heads
-            ),
-            "the answers of a run": answers * self.model.decoder_sequence_length * 4,
-        }
+        scores = self.attention_score_bytes(self.model.encoder.num_attention_heads)
+        return super().min_bytes() | {"the attention scores": scores}
 
     def linear_input_sizes(self) -> dict[str, int]:
         parts, sizes = self.execution.tensor_parallel, super().linear_input_sizes()
