@@ -70,7 +70,7 @@ class ActivationBuffers:
 
     @cached_property
     def _gradient_buffer(self) -> popxl.RemoteBuffer:
-        return create_gradient_buffer(self._spec, 1, self._settings)
+        return create_gradient_buffer(self._spec, self._settings)
 
     @property
     def last_row(self) -> LayerIO:
@@ -154,11 +154,9 @@ def create_activation_buffer(
     return buffer
 
 
-def create_gradient_buffer(
-    spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
-) -> popxl.RemoteBuffer:
-    """Create a remote buffer of `rows` rows for gradients of activations of `spec`."""
-    buffer = create_activation_buffer(spec, rows, settings)
+def create_gradient_buffer(spec: popxl.TensorSpec, settings: PhaseSettings) -> popxl.RemoteBuffer:
+    """Create a remote buffer of one row for gradients of activations of `spec`."""
+    buffer = create_activation_buffer(spec, 1, settings)
     buffer.kind = "gradients between layers"
     return buffer
 

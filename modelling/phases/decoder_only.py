@@ -62,7 +62,7 @@ def build_decoder_only_phases(
         first_layer += count
     outputs = name_layer_outputs(rows.last_row for rows in activations)
     shared = {"tokens": first} if head.tied else None
-    last, batch_loss = build_loss_phases("head", head, outputs, inputs, settings, shared)
+    last, batch_loss = build_loss_phases(head, outputs, inputs, settings, shared)
     order = [PhaseRun(first, range(1)), *runs, last]
     zero = {} if expert_usage is None else {"zero_activations": activations[1].zero_first_row}
     return PhasePlan(inputs, order, **zero, batch_loss=batch_loss)

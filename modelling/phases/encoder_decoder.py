@@ -101,7 +101,7 @@ def build_encoder_decoder_phases(
     decoder_inputs = {"encoded": encoder.shared_output(), **inputs.layer_ios(["mask"])}
     runs += _build_stack("decoder", decoder_inputs, decoder, *args)
     shared = token_weight if head.tied else {}
-    last, _ = build_loss_phases("head", head, {"x": decoder.last_row}, inputs, settings, shared)
+    last, _ = build_loss_phases(head, {"x": decoder.last_row}, inputs, settings, shared)
 
     def zero_grads() -> None:
         with last_encoder_phase.label_in_plan("backward"):
@@ -121,7 +121,7 @@ def build_encoder_phases(
     set_objective(head, settings)
     inputs = _make_inputs(head.objective.input_specs(_token_spec(settings)), settings)
     encoder, runs = _build_encoder(inputs, settings, model, adapters)
-    last, batch_loss = build_loss_phases("head", head, {"x": encoder.last_row}, inputs, settings)
+    last, batch_loss = build_loss_phases(head, {"x": encoder.last_row}, inputs, settings)
     return PhasePlan(inputs, [*runs, last], batch_loss=batch_loss)
 
 

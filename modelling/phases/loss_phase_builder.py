@@ -29,7 +29,6 @@ def set_objective(head: HeadLoss, settings: PhaseSettings) -> None:
 
 
 def build_loss_phases(
-    name: str,
     head: HeadLoss,
     activations: Mapping[str, LayerIO],
     inputs: InputBuffers,
@@ -39,7 +38,6 @@ def build_loss_phases(
     """Build the phases of the output layer and of a loss of the whole batch, if it is one.
 
     Args:
-        name: of the phase with the output layer's variables.
         activations: outputs of the last layer, by name.
         inputs: of the step, with those of the head's objective.
         shared: variables of the head that other phases own.
@@ -47,7 +45,7 @@ def build_loss_phases(
     objective = head.objective
     if not objective.is_of_batch:
         head_inputs = {**activations, **inputs.layer_ios(objective.input_names)}
-        return PhaseRun(LossPhase(name, head, head_inputs, settings, shared), range(1)), None
+        return PhaseRun(LossPhase("head", head, head_inputs, settings, shared), range(1)), None
     from modelling.layers.batch_loss import BatchLoss
     from modelling.objectives import Contrastive
     from modelling.phases.batch_loss_phase import (
@@ -65,6 +63,6 @@ def build_loss_phases(
     vectors = VectorBuffers(spec, settings)
     head_inputs = {"x": x, **inputs.layer_ios(objective.token_inputs)}
     outputs = [vectors.layer_io]
-    phase = VectorPhase(name, SequenceVectorLayer(head), head_inputs, outputs, settings)
+    phase = VectorPhase("head", SequenceVectorLayer(head), head_inputs, outputs, settings)
     loss = BatchLossPhase(BatchLoss(objective), vectors, inputs, settings, phase.vector_stream)
     return PhaseRun(phase, range(1)), loss

@@ -52,7 +52,7 @@ class ExpertInputs:
         self._shards = settings.activation_shards
         self._values = {n: create_activation_buffer(spec, 1, settings) for n, spec in specs.items()}
         self._gradients = {
-            n: create_gradient_buffer(spec, 1, settings)
+            n: create_gradient_buffer(spec, settings)
             for n, spec in specs.items()
             if requires_grad and spec.dtype.is_floating_point
         }
