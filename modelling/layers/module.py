@@ -20,7 +20,8 @@ from modelling.layers.parallel import ParallelGroups
 from modelling.layers.run_config import current_run_config
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.weight_mapping import Weight, WeightMapping
-from popxl import ReplicaGrouping, Tensor, ops
+from popxl import ReplicaGrouping, Tensor
+from popxl_addons.utils import cast_if_needed as cast_if_needed
 
 
 def parameter(
@@ -263,8 +264,3 @@ def _walk_modules(
 
 def _join_path(*names: str) -> str:
     return ".".join(filter(None, names))
-
-
-def cast_if_needed(x: Tensor, dtype: popxl.dtype) -> Tensor:
-    """Casts `x` to `dtype`; returns `x` itself if it has that dtype."""
-    return x if x.dtype == dtype else ops.cast(x, dtype)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import popxl
 from modelling.objectives.cross_entropy import CrossEntropy, token_losses
-from popxl import Tensor, ops
+from popxl import Tensor
+from popxl_addons.utils import cast_if_needed
 
 if TYPE_CHECKING:
     from modelling.layers.activation_layout import ActivationLayout
@@ -66,7 +67,7 @@ class HiddenStates(TokenOutputs):
         self, logits: Tensor, labels: Tensor, layout: ActivationLayout, groups: ParallelGroups
     ) -> Tensor:
         states = logits.reshape((labels.nelms, logits.shape[-1]))
-        return states if states.dtype == popxl.float32 else ops.cast(states, popxl.float32)
+        return cast_if_needed(states, popxl.float32)
 
 
 class TokenLogps(TokenOutputs):

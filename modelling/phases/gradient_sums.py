@@ -9,13 +9,8 @@ import popxl
 import popxl_addons as addons
 from popxl import ops
 from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer
+from popxl_addons.utils import cast_if_needed
 from popxl_addons.variable_factory import NamedVariableFactories
-
-
-def to_float32(t: popxl.Tensor) -> popxl.Tensor:
-    """Cast a tensor to float32."""
-    # A cast to the same type would be compiled by itself, and would copy.
-    return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
 
 
 @dataclass(frozen=True)
@@ -101,5 +96,6 @@ class GradientSums:
         self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
         """Add this pass's gradient to the sum in the remote-buffer entry, in float32."""
-        before = ops.remote_load(self.buffers.get(name), row, name=name)
-        return to_float32(before) + to_float32(accumulators.get(name))
+        terms = ops.remote_load(self.buffers.get(name), row, name=name), accumulators.get(name)
+        before, added = (cast_if_needed(t, popxl.float32) for t in terms)
+        return before + added

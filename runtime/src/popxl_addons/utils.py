@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from popxl import Variable
+from popxl import Tensor, Variable, dtypes, ops
 from popxl.utils import to_numpy
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,12 @@ _VT = TypeVar("_VT")
 E = TypeVar("E")
 
 _SUBGRAPH = re.compile(r"_subgraph(\(\d+\))?$")
+
+
+def cast_if_needed(t: Tensor, dtype: dtypes.dtype) -> Tensor:
+    """Cast a tensor; return the tensor itself if it has that type."""
+    # A cast to the same type would be compiled by itself, and would copy.
+    return t if t.dtype == dtype else ops.cast(t, dtype)
 
 
 class OrderedDict(collections.OrderedDict[_KT, _VT], Generic[_KT, _VT]):

@@ -12,7 +12,7 @@ from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.ops.fp8_amax_scale import fp8_amax_scale
 from popxl_addons.ops.fp8_mse_scale import fp8_mse_scale
-from popxl_addons.utils import WeightsDict
+from popxl_addons.utils import WeightsDict, cast_if_needed
 
 
 class LinearFP8(Module):
@@ -104,4 +104,4 @@ def _float8_matmul(
 ) -> popxl.Tensor:
     """Multiply float8 matrices a @ b and undo their scales."""
     y = ops.matmul_pow2scaled(a, b, ops.negate(scale))
-    return y if y.dtype == dtype else ops.cast(y, dtype)
+    return cast_if_needed(y, dtype)

@@ -9,13 +9,14 @@ from popxl import ReplicaGrouping, ops
 from popxl_addons.layers.initialisers import zeros
 from popxl_addons.module import Module
 from popxl_addons.sharding import num_shards_of_spec
+from popxl_addons.utils import cast_if_needed
 
 Number = float | popxl.Tensor
 
 
 def to_float32(t: popxl.Tensor) -> popxl.Tensor:
     """Cast a tensor to float32."""
-    return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
+    return cast_if_needed(t, popxl.float32)
 
 
 def as_tensor(x: Number) -> popxl.Tensor:

@@ -15,7 +15,7 @@ from popxl_addons.graph import GraphWithNamedArgs, names_of
 from popxl_addons.graph_common import CalledGraphsGradInfoLike
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.utils import suffix_graph_name
+from popxl_addons.utils import cast_if_needed, suffix_graph_name
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 __all__ = ["autodiff", "autodiff_with_accumulation"]
@@ -88,7 +88,7 @@ def autodiff_with_accumulation(
 
 
 def _copy_into_variable(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
-    return ops.var_updates.copy_var_update_(t, x if x.dtype == t.dtype else ops.cast(x, t.dtype))
+    return ops.var_updates.copy_var_update_(t, cast_if_needed(x, t.dtype))
 
 
 def _accumulator_names(

@@ -14,6 +14,7 @@ from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
     define_identical_grad_inputs,
     emit_all_reduce,
 )
+from popxl_addons.utils import cast_if_needed
 
 __all__ = ["cross_entropy_sharded_loss"]
 
@@ -74,12 +75,12 @@ def cross_entropy_sharded_loss(
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"unknown reduction {reduction!r}: use 'mean', 'sum' or 'none'")
-    wide = logits if logits.dtype == popxl.float32 else ops.cast(logits, popxl.float32)
+    wide = cast_if_needed(logits, popxl.float32)
     # Any shift gives the same loss, so no gradient flows through the maximum.
     largest = ops.detach(ops.max(wide, axis=-1, keepdims=True))
     shift = ops.detach(ops.collectives.replicated_all_reduce(largest, "max", replica_grouping))
     total = _all_reduce(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
-    indices = _as_int32(indices)
+    indices = cast_if_needed(indices, popxl.int32)
     labels = _all_reduce(shifted_label_logits(wide, shift, indices), replica_grouping)
     counted = _valid_label_mask(ops.detach(labels[1]), indices, ignore_index)
     expected = labels[0]
@@ -105,10 +106,6 @@ def _mean_over_classes(
     return _all_reduce(ops.sum(logits, axis=-1), group) / float(num_classes)
 
 
-def _as_int32(t: Tensor) -> Tensor:
-    return t if t.dtype == popxl.int32 else ops.cast(t, popxl.int32)
-
-
 def _valid_label_mask(
     is_somewhere: Tensor, indices: Tensor, ignore_index: Tensor | int | None
 ) -> Tensor:
@@ -118,8 +115,8 @@ def _valid_label_mask(
         return counted
     if not isinstance(ignore_index, Tensor):
         ignore_index = popxl.constant(ignore_index, popxl.int32)
-    ignore_index = _as_int32(ignore_index)
-    return ops.logical_and(counted, ops.logical_not(ops.equal(indices, ignore_index)))
+    ignored = ops.equal(indices, cast_if_needed(ignore_index, popxl.int32))
+    return ops.logical_and(counted, ops.logical_not(ignored))
 
 
 def _apply_reduction(
@@ -130,4 +127,4 @@ def _apply_reduction(
     if reduction == "mean":
         count = ops.sum(ops.cast(counted, popxl.float32))
         loss = loss / ops.maximum(count, popxl.constant(1, popxl.float32))
-    return loss if dtype == popxl.float32 else ops.cast(loss, dtype)
+    return cast_if_needed(loss, dtype)

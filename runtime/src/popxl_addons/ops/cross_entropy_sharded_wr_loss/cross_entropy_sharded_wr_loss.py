@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import popxl
 from popxl import Tensor, ops
+from popxl_addons.utils import cast_if_needed
 
 __all__ = ["cross_entropy_sharded_wr_loss"]
 
@@ -47,6 +48,5 @@ def cross_entropy_sharded_wr_loss(
     ]
     # The first part begins with label 0: its indices are the labels.
     whole = here[0] if len(here) == 1 else ops.concat(here, axis=-1)
-    wide = whole if whole.dtype == popxl.float32 else ops.cast(whole, popxl.float32)
-    loss = cross_entropy(wide, indices[0], reduction="none")
-    return loss if whole.dtype == popxl.float32 else ops.cast(loss, whole.dtype)
+    loss = cross_entropy(cast_if_needed(whole, popxl.float32), indices[0], reduction="none")
+    return cast_if_needed(loss, whole.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import popxl
 from popxl import ops
+from popxl_addons.utils import cast_if_needed
 
 __all__ = ["grad_reduce_square_add"]
 
@@ -21,7 +22,6 @@ def grad_reduce_square_add(
             that half types neither overflow nor lose small values.
         loss_scaling: by which the loss was multiplied.
     """
-    if isinstance(loss_scaling, popxl.Tensor) and loss_scaling.dtype != popxl.float32:
-        loss_scaling = ops.cast(loss_scaling, popxl.float32)
-    wide = t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
-    return ops.sumsquare(wide / loss_scaling, keepdims=False)
+    if isinstance(loss_scaling, popxl.Tensor):
+        loss_scaling = cast_if_needed(loss_scaling, popxl.float32)
+    return ops.sumsquare(cast_if_needed(t, popxl.float32) / loss_scaling, keepdims=False)

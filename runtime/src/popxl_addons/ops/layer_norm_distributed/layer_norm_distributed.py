@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import popxl
 from popxl import ReplicaGrouping, ops
+from popxl_addons.utils import cast_if_needed
 
 __all__ = ["layer_norm_distributed"]
 
@@ -29,7 +30,7 @@ def layer_norm_distributed(
     """
     group = popxl.gcg().ir.replica_grouping() if group is None else group
     features = t.shape[-1] * group.group_size
-    wide = t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
+    wide = cast_if_needed(t, popxl.float32)
 
     def mean(x: popxl.Tensor) -> popxl.Tensor:
         part = ops.sum(x, axis=-1, keepdims=True) / features
@@ -39,4 +40,4 @@ def layer_norm_distributed(
     centred = wide - mean(wide)
     normal = centred / ops.sqrt(mean(centred * centred) + epsilon)
     scaled = normal * ops.cast(w, popxl.float32) + ops.cast(b, popxl.float32)
-    return scaled if t.dtype == popxl.float32 else ops.cast(scaled, t.dtype)
+    return cast_if_needed(scaled, t.dtype)

@@ -8,6 +8,7 @@ import numpy as np
 
 import popxl
 from popxl import ops
+from popxl_addons.utils import cast_if_needed
 
 __all__ = ["rotary_pos_embed", "trig_table_constants", "trig_tables"]
 
@@ -71,12 +72,11 @@ def rotary_pos_embed(
     rotary_dim = rotary_dim or t.shape[-1]
     sin, cos = (_broadcast_over_heads(table, t, rotary_dim) for table in (sin, cos))
     kept, rotated = t[..., rotary_dim:], t[..., :rotary_dim]
-    pairs = _to_float32(rotated).reshape((*t.shape[:-1], rotary_dim // 2, 2))
+    pairs = cast_if_needed(rotated, popxl.float32).reshape((*t.shape[:-1], rotary_dim // 2, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
     turned = [even * cos - odd * sin, odd * cos + even * sin]
     joined = ops.concat([x.reshape((*x.shape, 1)) for x in turned], -1)
-    result = ops.reshape(joined, rotated.shape)
-    result = result if t.dtype == popxl.float32 else ops.cast(result, t.dtype)
+    result = cast_if_needed(ops.reshape(joined, rotated.shape), t.dtype)
     return result if rotary_dim == t.shape[-1] else ops.concat([result, kept], -1)
 
 
@@ -89,8 +89,4 @@ def _broadcast_over_heads(table: popxl.Tensor, t: popxl.Tensor, rotary_dim: int)
             f"rotary_pos_embed of {t.shape} with rotary_dim {rotary_dim} needs tables of shape "
             f"{wanted} or {(batch, *wanted)}, but got {table.shape}"
         )
-    return _to_float32(table).reshape((*table.shape[:-1], 1, wanted[1]))
-
-
-def _to_float32(t: popxl.Tensor) -> popxl.Tensor:
-    return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
+    return cast_if_needed(table, popxl.float32).reshape((*table.shape[:-1], 1, wanted[1]))
