@@ -10,6 +10,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons import NamedTensors
@@ -146,10 +147,7 @@ class Magma:
         return out
 
     def train(self, model, images: np.ndarray, words: np.ndarray):
-        losses, weights = [], self.weights(model)
-        with popxl.Session(self.ir, "ipu_model") as session:
-            session.write_variables_data(weights)
-            for image, ids in zip(images, words, strict=True):
-                feed = {self.inputs.image: image, self.inputs.words: ids}
-                losses.append(session.run(feed)[self.loss_stream])
-        return losses, {t: session.get_tensor_data(t) for t in weights}
+        pairs = zip(images, words, strict=True)
+        feeds = ({self.inputs.image: image, self.inputs.words: ids} for image, ids in pairs)
+        outputs, trained = run_from_weights(self.ir, "ipu_model", self.weights(model), feeds)
+        return [out[self.loss_stream] for out in outputs], trained

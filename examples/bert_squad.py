@@ -3,12 +3,14 @@ buffers, cut over the replicas of data parallelism."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons import NamedTensors
@@ -110,6 +112,29 @@ class SquadHead(addons.Module):
             for part, at in zip(ops.split(logits, 2, axis=-1), (start, end), strict=True)
         ]
         return (losses[0] + losses[1]) * 0.5
+
+
+def encoder_weights(
+    embeddings: NamedTensors, layers: Iterable[NamedTensors], bert
+) -> addons.WeightsDict:
+    """Returns the weights of a `transformers.BertModel`."""
+    out, tables = addons.WeightsDict(), bert.embeddings
+    for name in ("word", "token_type", "position"):
+        t = embeddings.get(name).weight
+        table = to_numpy(getattr(tables, f"{name}_embeddings").weight)
+        out[t] = pad_axis(table, t.shape_on_host[0], 0)
+    out.update(LayerNorm.torch_mapping(embeddings.norm, tables.LayerNorm))
+    for v, layer in zip(layers, bert.encoder.layer, strict=True):
+        own = layer.attention.self
+        parts = (own.query, own.key, own.value)
+        out[v.attention.qkv.weight] = np.hstack([to_numpy(p.weight).T for p in parts])
+        out[v.attention.qkv.bias] = np.hstack([to_numpy(p.bias) for p in parts])
+        out.update(Linear.torch_mapping(v.attention.output, layer.attention.output.dense))
+        out.update(LayerNorm.torch_mapping(v.norm1, layer.attention.output.LayerNorm))
+        out.update(Linear.torch_mapping(v.intermediate, layer.intermediate.dense))
+        out.update(Linear.torch_mapping(v.output, layer.output.dense))
+        out.update(LayerNorm.torch_mapping(v.norm2, layer.output.LayerNorm))
+    return out
 
 
 # ---- phases -------------------------------------------------------------------------------------
@@ -273,24 +298,7 @@ class SquadModel:
     # ---- weights --------------------------------------------------------------------------------
     def weights(self, hf) -> addons.WeightsDict:
         """Returns the weights of a `transformers.BertForQuestionAnswering`."""
-        out = addons.WeightsDict()
-        bert, e = hf.bert, self.embeddings.variables[0]
-        for t, theirs in ((e.word, bert.embeddings.word_embeddings),
-                          (e.token_type, bert.embeddings.token_type_embeddings),
-                          (e.position, bert.embeddings.position_embeddings)):  # fmt: skip
-            table = to_numpy(theirs.weight)
-            out[t.weight] = pad_axis(table, t.weight.shape_on_host[0], 0)
-        out.update(LayerNorm.torch_mapping(e.norm, bert.embeddings.LayerNorm))
-        for v, layer in zip(self.layer.variables, bert.encoder.layer, strict=True):
-            own = layer.attention.self
-            parts = (own.query, own.key, own.value)
-            out[v.attention.qkv.weight] = np.hstack([to_numpy(p.weight).T for p in parts])
-            out[v.attention.qkv.bias] = np.hstack([to_numpy(p.bias) for p in parts])
-            out.update(Linear.torch_mapping(v.attention.output, layer.attention.output.dense))
-            out.update(LayerNorm.torch_mapping(v.norm1, layer.attention.output.LayerNorm))
-            out.update(Linear.torch_mapping(v.intermediate, layer.intermediate.dense))
-            out.update(Linear.torch_mapping(v.output, layer.output.dense))
-            out.update(LayerNorm.torch_mapping(v.norm2, layer.output.LayerNorm))
+        out = encoder_weights(self.embeddings.variables[0], self.layer.variables, hf.bert)
         out.update(Linear.torch_mapping(self.head.variables[0].span, hf.qa_outputs))
         return out
 
@@ -300,11 +308,6 @@ class SquadModel:
         Returns:
             Losses (steps, micro_batches, replicas); the variables' data.
         """
-        losses, names = [], list(self.inputs.keys())
-        weights = self.weights(hf)
-        with popxl.Session(self.ir, "ipu_hw") as session:
-            session.write_variables_data(weights)
-            for batch in steps:
-                feed = {self.inputs[n]: batch[n] for n in names}
-                losses.append(session.run(feed)[self.outputs.loss])
-        return np.stack(losses), {t: session.get_tensor_data(t) for t in weights}
+        feeds = ({stream: batch[n] for n, stream in self.inputs.items()} for batch in steps)
+        outputs, trained = run_from_weights(self.ir, "ipu_hw", self.weights(hf), feeds)
+        return np.stack([out[self.outputs.loss] for out in outputs]), trained

@@ -10,11 +10,11 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from examples.bert_squad import Config, Embeddings, Layer
+from examples.bert_squad import Config, Embeddings, Layer, encoder_weights
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons import NamedTensors
-from popxl_addons.array_munging import pad_axis
 from popxl_addons.layers import Embedding, LayerNorm, Linear
 
 
@@ -128,34 +128,15 @@ class MaskedLM:
             ops.var_updates.accumulator_zero_(accumulator)
 
     def train(self, weights, batches):
-        with popxl.Session(self.ir, "ipu_model") as session:
-            session.write_variables_data(weights)
-            losses = [
-                session.run({self.inputs[n]: a for n, a in batch.items()})[self.outputs.loss]
-                for batch in batches
-            ]
-        return losses, {t: session.get_tensor_data(t) for t in weights}
+        feeds = ({self.inputs[n]: a for n, a in batch.items()} for batch in batches)
+        outputs, trained = run_from_weights(self.ir, "ipu_model", weights, feeds)
+        return [out[self.outputs.loss] for out in outputs], trained
 
     def weights(self, hf) -> addons.WeightsDict:
         """Returns the weights of a `transformers.BertForMaskedLM`."""
-        v, bert, out = self.variables, hf.bert, addons.WeightsDict()
-        e = bert.embeddings
-        for t, theirs in ((v.embeddings.word, e.word_embeddings),
-                          (v.embeddings.token_type, e.token_type_embeddings),
-                          (v.embeddings.position, e.position_embeddings)):  # fmt: skip
-            out[t.weight] = pad_axis(to_numpy(theirs.weight), t.weight.shape[0], 0)
-        out.update(LayerNorm.torch_mapping(v.embeddings.norm, e.LayerNorm))
-        for i, layer in enumerate(bert.encoder.layer):
-            ours, own = v.get(f"layer{i}"), layer.attention.self
-            parts = (own.query, own.key, own.value)
-            out[ours.attention.qkv.weight] = np.hstack([to_numpy(p.weight).T for p in parts])
-            out[ours.attention.qkv.bias] = np.hstack([to_numpy(p.bias) for p in parts])
-            out.update(Linear.torch_mapping(ours.attention.output, layer.attention.output.dense))
-            out.update(LayerNorm.torch_mapping(ours.norm1, layer.attention.output.LayerNorm))
-            out.update(Linear.torch_mapping(ours.intermediate, layer.intermediate.dense))
-            out.update(Linear.torch_mapping(ours.output, layer.output.dense))
-            out.update(LayerNorm.torch_mapping(ours.norm2, layer.output.LayerNorm))
-        head = hf.cls.predictions
+        v = self.variables
+        layers = (v.get(f"layer{i}") for i in range(self.config.layers))
+        out, head = encoder_weights(v.embeddings, layers, hf.bert), hf.cls.predictions
         out.update(Linear.torch_mapping(v.head.dense, head.transform.dense))
         out.update(LayerNorm.torch_mapping(v.head.norm, head.transform.LayerNorm))
         out[v.head.bias] = to_numpy(head.bias)

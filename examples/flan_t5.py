@@ -21,6 +21,7 @@ from examples.phases import (
     dropout_masks,
     fixed_row,
 )
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons.layers import Embedding, Linear
@@ -124,15 +125,6 @@ class Block(addons.Module):
         return bias
 
 
-class Embeddings(addons.Module):
-    def __init__(self, c: Config):
-        super().__init__()
-        self.words = Embedding(c.dtype, c.vocab, c.hidden)
-
-    def build(self, words: popxl.Tensor) -> popxl.Tensor:
-        return self.words(words)
-
-
 class Head(addons.Module):
     def __init__(self, c: Config):
         super().__init__()
@@ -175,10 +167,9 @@ class TrainingSession:
         self.d_memory = popxl.remote_buffer(x.spec.shape, c.dtype, steps * c.layers)
         memory = Port(x.spec, RemoteHandle(x.x, fixed_row(last)), RemoteHandle(self.d_memory))
         tables = [table.spec for table in self.tables[:1]]
-        self.words = Phase("words", Embeddings(c), [words], x.at(0), steps)
-        self.targets = Phase(
-            "targets", Embeddings(c), [target_words], y.at(0), steps, owner=self.words
-        )
+        table = Embedding(c.dtype, c.vocab, c.hidden)
+        self.words = Phase("words", table, [words], x.at(0), steps)
+        self.targets = Phase("targets", table, [target_words], y.at(0), steps, owner=self.words)
         self.encoder = Phase("encoder", Block(c, buckets), [x.at(0)], x.at(1), steps, c.layers,
                              random=True, passed=tables)  # fmt: skip
         self.norm = Phase("norm", Norm(c), [x.at(c.layers)], x.at(last), steps)
@@ -236,7 +227,7 @@ class TrainingSession:
         """Returns the weights of a `transformers.T5ForConditionalGeneration`."""
         dtype, out = self.config.dtype, addons.WeightsDict()
         (words,), (norm,), (head,) = (p.variables for p in (self.words, self.norm, self.head))
-        pairs = {words.words.weight: hf.shared, norm.weight: hf.encoder.final_layer_norm,
+        pairs = {words.weight: hf.shared, norm.weight: hf.encoder.final_layer_norm,
                  head.norm.weight: hf.decoder.final_layer_norm}  # fmt: skip
         out.update({t: to_numpy(layer.weight, dtype) for t, layer in pairs.items()})
         out.update(Linear.torch_mapping(head.lm, hf.lm_head, dtype))
@@ -263,9 +254,7 @@ class TrainingSession:
 
     def run(self, hf, words: np.ndarray, targets: np.ndarray, labels: np.ndarray):
         """Run a step from the weights of `hf`; returns losses, dropout masks and weights."""
-        weights = self.weights(hf)
-        with popxl.Session(self.ir, "ipu_hw") as session:
-            session.write_variables_data(weights)
-            out = session.run(dict(zip(self.streams, (words, targets, labels), strict=True)))
+        feed = dict(zip(self.streams, (words, targets, labels), strict=True))
+        (out,), trained = run_from_weights(self.ir, "ipu_hw", self.weights(hf), [feed])
         kept = [[[out[s] for s in layer] for layer in stack] for stack in self.dropout_masks]
-        return out[self.loss], kept, {t: session.get_tensor_data(t) for t in weights}
+        return out[self.loss], kept, trained

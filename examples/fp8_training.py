@@ -6,6 +6,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl_addons.layers import LayerNorm
 from popxl_addons.layers.linear_fp8 import LinearFP8
@@ -66,12 +67,9 @@ class Program:
 
     def train(self, weights: dict[str, np.ndarray], xs: np.ndarray, labels: np.ndarray):
         """Losses; gradients of the first step."""
-        losses, first = [], None
-        variables = self.variables.to_dict()
-        with popxl.Session(self.ir, "ipu_model") as session:
-            session.write_variables_data({variables[n]: a for n, a in weights.items()})
-            for x, label in zip(xs, labels, strict=True):
-                out = session.run({self.inputs.x: x, self.inputs.label: label})
-                first = first or {n: out[s] for n, s in self.grads.items()}
-                losses.append(float(out[self.loss]))
-        return losses, first
+        data = {self.variables.get(n): a for n, a in weights.items()}
+        pairs = zip(xs, labels, strict=True)
+        feeds = ({self.inputs.x: x, self.inputs.label: label} for x, label in pairs)
+        outputs, _ = run_from_weights(self.ir, "ipu_model", data, feeds)
+        first = {n: outputs[0][s] for n, s in self.grads.items()}
+        return [float(out[self.loss]) for out in outputs], first

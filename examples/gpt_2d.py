@@ -14,6 +14,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons.array_munging import pad_axis, shard, shard2D
@@ -240,13 +241,9 @@ class Program:
         """Loss of each replica, and gradients as variables' host data."""
         data = self.weights(hf)
         variables = self.variables.to_dict()
-        with popxl.Session(self.ir, "ipu_model") as session:
-            session.write_variables_data({variables[n]: a for n, a in data.items()})
-            feeds = {
-                self.inputs.words: self.offsets(words),
-                self.inputs.labels: self.offsets(labels),
-            }
-            out = session.run(feeds)
+        weights = {variables[n]: a for n, a in data.items()}
+        feed = {self.inputs.words: self.offsets(words), self.inputs.labels: self.offsets(labels)}
+        (out,), _ = run_from_weights(self.ir, "ipu_model", weights, [feed])
         grads = {}
         for name, stream in self.grads.items():
             groups = variables[name].replica_grouping.groups

@@ -9,6 +9,7 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 from examples.phases import Boundary, LossPhase, Phase, Port, apply_dropout, dropout_masks
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons.layers import Embedding, LayerNorm, Linear
@@ -28,15 +29,6 @@ class Config:
     layers: int = 2
     dropout: float = 0.25
     lr: float = 0.1
-
-
-class Embeddings(addons.Module):
-    def __init__(self, c: Config):
-        super().__init__()
-        self.words = Embedding(c.dtype, c.vocab, c.hidden)
-
-    def build(self, words: popxl.Tensor) -> popxl.Tensor:
-        return self.words(words)
 
 
 class Block(addons.Module):
@@ -97,9 +89,8 @@ class TrainingSession:
         c, steps = self.config, self.config.micro_batches
         hidden = popxl.TensorSpec((c.batch, c.length, c.hidden), c.dtype)
         x = self.x = Boundary(hidden, steps, c.layers + 1)
-        self.embeddings = Phase(
-            "embeddings", Embeddings(c), [Port(words, self.words)], x.at(0), steps
-        )
+        table = Embedding(c.dtype, c.vocab, c.hidden)
+        self.embeddings = Phase("embeddings", table, [Port(words, self.words)], x.at(0), steps)
         self.blocks = Phase("block", Block(c), [x.at(0)], x.at(1), steps, c.layers, random=True)
         inputs = [x.at(c.layers), Port(words, self.labels)]
         self.head = LossPhase("head", Head(c), inputs, self.loss, steps)
@@ -121,7 +112,7 @@ class TrainingSession:
         """Returns the weights of a `transformers.GPTJForCausalLM`."""
         dtype, gpt, (head,) = self.config.dtype, hf.transformer, self.head.variables
         (embeddings,) = self.embeddings.variables
-        out = addons.WeightsDict({embeddings.words.weight: to_numpy(gpt.wte.weight, dtype)})
+        out = addons.WeightsDict({embeddings.weight: to_numpy(gpt.wte.weight, dtype)})
         out.update(LayerNorm.torch_mapping(head.norm, gpt.ln_f, dtype))
         out.update(Linear.torch_mapping(head.lm, hf.lm_head, dtype))
         for ours, theirs in zip(self.blocks.variables, gpt.h, strict=True):
@@ -135,9 +126,7 @@ class TrainingSession:
 
     def run(self, hf, words: np.ndarray, labels: np.ndarray):
         """Run a step from the weights of `hf`; returns losses, dropout masks and weights."""
-        weights = self.weights(hf)
-        with popxl.Session(self.ir, "ipu_hw") as session:
-            session.write_variables_data(weights)
-            out = session.run({self.words: words, self.labels: labels})
+        feed = {self.words: words, self.labels: labels}
+        (out,), trained = run_from_weights(self.ir, "ipu_hw", self.weights(hf), [feed])
         kept = [[out[stream] for stream in layer] for layer in self.dropout_masks]
-        return out[self.loss], kept, {t: session.get_tensor_data(t) for t in weights}
+        return out[self.loss], kept, trained

@@ -14,6 +14,7 @@ import popxl
 import popxl_addons as addons
 from examples.digits import CLASSES, PIXELS
 from examples.mnist import Linear
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl_addons import NamedTensors
 from popxl_addons.remote import (
@@ -151,11 +152,8 @@ class Training:
     # ---- running --------------------------------------------------------------------------------
     def train(self, weights: dict[str, np.ndarray], xs: np.ndarray, ys: np.ndarray):
         """xs: (steps, replicas, batch, pixels). Losses (steps, replicas), and weights by name."""
-        losses = []
-        with popxl.Session(self.ir, "ipu_model") as session:
-            variables = self.variables.to_dict()
-            session.write_variables_data({variables[n]: a for n, a in weights.items()})
-            for x, y in zip(xs, ys, strict=True):
-                out = session.run({self.inputs.x: x, self.inputs.y: y})
-                losses.append(out[self.outputs.loss])
-        return np.stack(losses), {n: session.get_tensor_data(t) for n, t in variables.items()}
+        data = {self.variables.get(n): a for n, a in weights.items()}
+        feeds = ({self.inputs.x: x, self.inputs.y: y} for x, y in zip(xs, ys, strict=True))
+        outputs, trained = run_from_weights(self.ir, "ipu_model", data, feeds)
+        losses = np.stack([out[self.outputs.loss] for out in outputs])
+        return losses, {n: trained[self.variables.get(n)] for n in weights}

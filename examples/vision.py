@@ -10,6 +10,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.runs import run_from_weights
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons import NamedTensors
@@ -136,11 +137,8 @@ class Program:
 
     def train(self, model, images: np.ndarray, labels: np.ndarray):
         """Train from the weights of `model`; returns losses, logits and weights."""
-        losses, logits = [], []
-        with popxl.Session(self.ir, "ipu_model") as session:
-            session.write_variables_data(self.weights(model))
-            for image, label in zip(images, labels, strict=True):
-                out = session.run({self.inputs.image: image, self.inputs.label: label})
-                losses.append(out[self.outputs.loss])
-                logits.append(out[self.outputs.logits])
-        return losses, logits, {t: session.get_tensor_data(t) for t in self.weights(model)}
+        pairs = zip(images, labels, strict=True)
+        feeds = ({self.inputs.image: image, self.inputs.label: label} for image, label in pairs)
+        outputs, trained = run_from_weights(self.ir, "ipu_model", self.weights(model), feeds)
+        losses, logits = ([out[s] for out in outputs] for s in self.outputs)
+        return losses, logits, trained
