@@ -229,10 +229,6 @@ class BartConfig(RunConfig):
             tables += 2 * m.max_position_embeddings
         return m.hidden_size * (encoder + decoder + tables)
 
-    def min_bytes(self) -> dict[str, int]:
-        scores = self.attention_score_bytes(self.model.encoder_attention_heads)
-        return super().min_bytes() | {"the attention scores": scores}
-
     def linear_input_sizes(self) -> dict[str, int]:
         m, parts = self.model, self.execution.tensor_parallel
         sizes = {n: getattr(m, n) for n in ("hidden_size", "encoder_ffn_dim", "decoder_ffn_dim")}

@@ -133,7 +133,6 @@ class GPTJConfig(RunConfig):
     def min_bytes(self) -> dict[str, int]:
         m, lengths = self.model, self.model.sequence_length + self.model.output_length
         return super().min_bytes() | {
-            "the attention scores": self.attention_score_bytes(m.attention.heads),
             "the caches of generation": (
                 self._micro_batch_samples * lengths * m.hidden_size * 2 if m.eval else 0
             ),

@@ -453,7 +453,6 @@ class LlamaConfig(RunConfig):
         kept = window if all(layer.is_sliding for layer in m.layers) else length
         cached = 2 * m.num_key_value_heads * m.head_dim
         return super().min_bytes() | {
-            "the attention scores": self.attention_score_bytes(m.num_attention_heads),
             "the caches of generation": (
                 self._micro_batch_samples * kept * cached * 2 if m.eval else 0
             ),

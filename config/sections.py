@@ -205,6 +205,7 @@ class RunConfig(ConfigSection):
             "the weights": elements * (m.quant.bits if m.quant else 8 * item) // 8,
             "gradients and moments": 0 if some else elements * self._min_state_bytes(),
             "the activations": kept * tokens * m.hidden_size * item,
+            "the attention scores": self._attention_score_bytes(),
             "the inputs of a run": e.device_iterations * tokens * 4,
             "the answers of a run": answers * getattr(m, "decoder_sequence_length", 0) * 4,
         }
@@ -220,7 +221,12 @@ class RunConfig(ConfigSection):
         m = self.model
         return m.hidden_size * (m.vocab_size + m.num_hidden_layers)
 
-    def attention_score_bytes(self, num_heads: int) -> int:
+    @property
+    def num_attention_heads(self) -> int:
+        """Heads of a layer's attention, in an encoder-decoder those of the encoder."""
+        return self.tensor_parallel_sizes().get(self.model.field_path("num_attention_heads"), 1)
+
+    def _attention_score_bytes(self) -> int:
         """Returns the float32 bytes of attention scores that exist at a time on all devices.
 
         0 where attention is fused.
@@ -232,7 +238,8 @@ class RunConfig(ConfigSection):
         ):
             return 0
         queries = m.sequence_length // e.num_query_chunks
-        return self._micro_batch_samples * num_heads * queries * m.sequence_length * 4
+        positions = self.num_attention_heads * queries * m.sequence_length
+        return self._micro_batch_samples * positions * 4
 
     def validate(self) -> None:
         check_fits_any_machine(self.min_bytes())

@@ -135,11 +135,11 @@ class T5Config(RunConfig):
         return m.hidden_size * (encoder + decoder + tables * m.embedding.vocab_size)
 
     def min_bytes(self) -> dict[str, int]:
-        m, heads = self.model, self.model.attention.heads
+        m = self.model
+        buckets = m.attention.relative_attention_num_buckets
         return super().min_bytes() | {
-            "the attention scores": self.attention_score_bytes(heads),
             "the positions of the answers": 4 * m.decoder_sequence_length**2,
-            "the relative positions": heads * m.attention.relative_attention_num_buckets * 4,
+            "the relative positions": m.attention.heads * buckets * 4,
         }
 
     def linear_input_sizes(self) -> dict[str, int]:

@@ -269,10 +269,6 @@ class T5GemmaConfig(RunConfig):
         tables = m.hidden_size + (0 if m.is_merged else m.encoder.hidden_size)
         return total + tables * m.vocab_size
 
-    def min_bytes(self) -> dict[str, int]:
-        scores = self.attention_score_bytes(self.model.encoder.num_attention_heads)
-        return super().min_bytes() | {"the attention scores": scores}
-
     def linear_input_sizes(self) -> dict[str, int]:
         parts, sizes = self.execution.tensor_parallel, super().linear_input_sizes()
         for name, stack in self.model.stacks.items():

@@ -537,8 +537,8 @@ def _bytes_per_sample(config: RunConfig, sample_format: SampleFormat) -> float:
     """Estimate a sample's float32 activation bytes, in a layer's backward pass or the loss."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
-    heads = config.tensor_parallel_sizes().get(m.field_path("num_attention_heads"), 1)
-    scores = 3 * heads * m.sequence_length**2 // config.execution.num_query_chunks
+    squares = 3 * config.num_attention_heads * m.sequence_length**2
+    scores = squares // config.execution.num_query_chunks
     logits = 3 * sample_format.count_predicted_positions(config) * m.output_vocab_size
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 
