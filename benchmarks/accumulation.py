@@ -272,7 +272,7 @@ def _parse_size(args: argparse.Namespace, vocabulary: int) -> ModelAndBatchSize:
 
 
 def _create_parser() -> Parser:
-    parser = Parser(description=__doc__.partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("--processes", type=parse_count_option, nargs="+", default=[1, 2, 4])
     parser.add_argument(
         "--counts", type=parse_count_option, nargs="+", help="micro-batches of a step"

@@ -346,7 +346,7 @@ TASKS: Mapping[str, Callable[[argparse.Namespace], Metrics]] = {
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line of a measurement task."""
-    parser = Parser(description=__doc__.partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--device", dest="device_name", default="auto")
     parser.add_argument("--config", default="tiny", metavar="PRESET")

@@ -242,7 +242,7 @@ def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one entry of `RUNS`, print its metrics, and add them to the record file."""
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("run", choices=RUNS, help="which model, and what of it")
     parser.add_argument("--folder", required=True, help="a folder of a local disk, for the state")
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")

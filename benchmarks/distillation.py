@@ -101,7 +101,7 @@ def measure(folder: Path, rows: Path, teacher: Path, seed: int, steps: int) -> d
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train the students of each seed, print a JSON line, and add it to the record file."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("--teacher", type=parse_path_option, help="run of the chat model")
     parser.add_argument(
         "--teacher_steps", type=parse_count_option, default=600, help="where it is trained first"

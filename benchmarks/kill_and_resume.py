@@ -325,7 +325,7 @@ def _folder_bytes(folder: Path) -> int:
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure kill and resume of a preset, print the metrics, and add them to the record file."""
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("run", choices=RUNS, help="which model")
     parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")

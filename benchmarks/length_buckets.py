@@ -94,7 +94,7 @@ def measure(config: T5Config, lengths: str, rounds: int, batches: int) -> dict[s
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure both ways of padding, print a JSON line, and add it to the record file."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("--config", default="small", help="preset of a T5")
     parser.add_argument(
         "--layers", type=parse_count_option, default=2, help="of encoder and decoder"

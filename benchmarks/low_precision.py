@@ -284,7 +284,7 @@ STEPS = {"updates": 150, "state": 1000}
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the comparisons of low-precision training."""
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("comparison", choices=COMPARISONS)
     parser.add_argument("--out", type=Path, metavar="DIR", help="state, fp8: folder of the runs")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="state, fp8: by default all")

@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _create_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__.partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--folder", required=True, help="for downloads, models and runs")
     parser.add_argument("--steps", type=parse_count_option, default=12, help="of each training")

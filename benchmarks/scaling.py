@@ -46,7 +46,7 @@ DEVICES_OF_A_HOST = 8
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure a run with each number of processes or hosts, and print one row for each."""
-    parser = Parser(description=(__doc__ or "").split("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("--processes", type=parse_count_option, nargs="*", default=[])
     parser.add_argument("--hosts", type=parse_count_option, nargs="*", default=[])
     parser.add_argument("--record", type=Path, help="a file that takes what was found")
@@ -223,36 +223,24 @@ def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
     from checkpoints.step_folders import MANIFEST
     from checkpoints.tensor_files import read_records, write_records
 
-    tensors = _build_tensors(hosts)
-    start = time.process_time()
-    parts = sum(len(tensor.layout) for tensor in tensors.sharded_tensors())
-    listing = time.process_time() - start
+    tensors, divided = _build_tensors(hosts), ShardAssigner()
+    listing, parts = _time_cpu(lambda: sum(len(t.layout) for t in tensors.sharded_tensors()))
     # As process 0 of so many.
     count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
-    start = time.process_time()
-    shares = (divided := ShardAssigner()).assign_shards(tensors)
-    sharing = time.process_time() - start
-    start = time.process_time()
-    divided.assign_shards(tensors)
-    second_sharing = time.process_time() - start
+    sharing, shares = _time_cpu(lambda: divided.assign_shards(tensors))
+    second_sharing, _ = _time_cpu(lambda: divided.assign_shards(tensors))
     popdist.getNumInstances = count
     records = _create_records(tensors, shares.local_shards)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.json"
-        start = time.process_time()
-        sha256 = write_records(path, records)
-        writing = time.process_time() - start
-        start = time.process_time()
-        read_records(path, sha256)
-        reading = time.process_time() - start
+        writing, sha256 = _time_cpu(lambda: write_records(path, records))
+        reading, _ = _time_cpu(lambda: read_records(path, sha256))
         table = path.stat().st_size
         Manifest(
             1, {}, record_files={f"{i}": sha256 for i in range(hosts)}, sharded=shares.sharded
         ).write(Path(folder))
         manifest = (Path(folder) / MANIFEST).stat().st_size
-        start = time.process_time()
-        Manifest.read(Path(folder))
-        reading_manifest = time.process_time() - start
+        reading_manifest, _ = _time_cpu(lambda: Manifest.read(Path(folder)))
     needed = len(_find_storing_processes(tensors, shares.sharded, hosts // 2))
     return {
         "hosts": hosts, "parts": parts, "listing_s": round(listing, 3),
@@ -262,6 +250,13 @@ def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
         "write_table_s": round(writing, 3), "tables_bytes": table * hosts,
         "read_tables_s": round(reading * hosts, 2), "tables_needed": needed,
     }  # fmt: skip
+
+
+def _time_cpu(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Call a function; returns the CPU seconds that it took, and its result."""
+    start = time.process_time()
+    result = function()
+    return time.process_time() - start, result
 
 
 def _find_storing_processes(tensors: Any, sharded_specs: Mapping[str, Any], host: int) -> set[int]:

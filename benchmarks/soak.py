@@ -286,7 +286,7 @@ def run_soak_test(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the soak test, print its counts and add a line to the record."""
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="of disturbances (30)")
     parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
     parser.add_argument("--seed", type=int, default=0, help="of what happens (0)")

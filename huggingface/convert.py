@@ -52,7 +52,7 @@ def convert_to_safetensors(folder: Path, target: Path) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and convert the model folder."""
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser.of_script(__doc__)
     parser.add_argument("folder", type=Path, help="a model with pytorch_model.bin")
     parser.add_argument("new", type=Path, help="a new folder")
     args = parser.parse_args(arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from config.errors import ConfigError
 from config.values import PathText, ValueType
@@ -16,6 +16,11 @@ LAST_PORT = 2**16 - 1
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises ConfigError where argparse ends the program."""
+
+    @classmethod
+    def of_script(cls, docstring: str | None) -> Self:
+        """Returns a parser described by the first line of a script's docstring."""
+        return cls(description=(docstring or "").partition("\n")[0])
 
     def flags(self) -> list[str]:
         """Returns the long flags added to the parser."""
