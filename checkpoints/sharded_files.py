@@ -84,10 +84,6 @@ class ShardedTensorFiles(TensorFiles):
         for process in range(len(self._record_files)):
             self._files_of_process(process)
 
-    @property
-    def num_record_files_read(self) -> int:
-        return len(self._process_files)
-
     def __getitem__(self, name: str) -> np.ndarray:
         processes = self._shards_by_process(name)
         return self._assemble(name, {p: self._read(stored_name(name, p)) for p in processes})

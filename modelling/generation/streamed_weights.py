@@ -100,7 +100,7 @@ class PhaseWeights:
         def load_layer(row: Tensor) -> NamedTensors:
             weights: dict[str, Tensor] = {}
             for store in stores:
-                weights |= store.load_dequantized(row).to_dict()
+                weights |= store.dequantize(store.load_full(row)).to_dict()
             if weight_source is not None:
                 weights |= weight_source.load_full(
                     shared_names, popxl.constant(0, popxl.int32)

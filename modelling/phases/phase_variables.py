@@ -115,10 +115,6 @@ class PhaseVariables:
         shards = {**loaded, **(updated or {})}
         return addons.NamedTensors.from_dict({name: shards[name] for name in self.names})
 
-    def load_dequantized(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Load, all-gather and dequantize the variables of layer `row`."""
-        return self.dequantize(self.load_full(row))
-
     def load_full(
         self, row: popxl.Tensor, updated: Mapping[str, popxl.Tensor] | None = None
     ) -> addons.NamedTensors:

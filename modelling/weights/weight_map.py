@@ -277,10 +277,6 @@ class WeightMap:
             )
         return source.mapping.to_variable_data(tensors, self.tensor_parallel, source.prefix)
 
-    def ordered_variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
-        """Variables that `to_logical_tensors` reads, in the order in which it reads them."""
-        return [source.variable for source in self._variable_sources(variables, optimizer)]
-
     def to_logical_tensors(
         self,
         read_variable: Callable[[Variable], np.ndarray],

@@ -326,10 +326,10 @@ def test_tables_are_read_when_their_parts_are_asked_for(tmp_path, monkeypatch):
     (path / "1.json").write_text("{}")
     monkeypatch.setattr(popdist, "getNumInstances", lambda: 2)
     tensors = load_checkpoint(path, verify=False).tensors
-    assert tensors.num_record_files_read == 0
+    assert len(tensors._process_files) == 0
     assert tensors.spec("a") == (np.float32, (4, 3))
     first = TensorShard((4, 3), (0, 1), (0, 0), (4, 3), 0, 5)
     assert tensors.read_shards("a", [first]).reshape(-1)[:5].tolist() == [0, 1, 2, 3, 4]
-    assert tensors.num_record_files_read == 1
+    assert len(tensors._process_files) == 1
     with pytest.raises(DamagedCheckpointError, match=r"1\.json is not what was saved"):
         tensors["a"]

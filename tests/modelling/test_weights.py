@@ -164,13 +164,13 @@ def test_a_programs_variables_and_optimizer_state(hf_weights, tensor_parallel):
     steps = {f"optimizer/step/{n}": np.float32(7) for n in logical}
     tensors = logical | state | steps
     data = {v: make() for v, make in weight_map.to_variables(tensors, variables).items()}
-    assert list(data) == weight_map.ordered_variables(variables)
+    assert list(data) == [s.variable for s in weight_map._variable_sources(variables, True)]
     assert all(x.shape == v.shape_on_host for v, x in data.items())
     back = weight_map.to_logical_tensors(data.__getitem__, variables)
     assert back.keys() == tensors.keys()
     assert all(np.array_equal(back[n], tensors[n]) for n in tensors)
     weights = weight_map.to_variables(logical, variables)
-    assert list(weights) == weight_map.ordered_variables(variables, optimizer=False)
+    assert list(weights) == [s.variable for s in weight_map._variable_sources(variables, False)]
     read = data.__getitem__
     assert weight_map.to_logical_tensors(read, variables, optimizer=False).keys() == logical.keys()
 

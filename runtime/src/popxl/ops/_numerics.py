@@ -51,15 +51,6 @@ def accumulation_dtype(dtype: Any, result_dtype: Any) -> Any:
     )
 
 
-def round_between_ops(x: Any) -> Any:
-    """Rounds an array to its dtype's precision, even where XLA keeps float32 between two ops.
-
-    For results of half types that are defined by their roundings.
-    """
-    # In float32, since a reduction to the precision that a type has anyway is taken out.
-    return round_to_narrow_float(x.dtype, upcast_half_types(x)).astype(x.dtype)
-
-
 def round_to_narrow_float(dtype: Any, wide: Any) -> Any:
     """Rounds float32 to the values of a narrower float type, subnormals included."""
     info, exponents = jnp.finfo(dtype), jnp.finfo(wide.dtype).nexp
