@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from config.families import load_preset_config
+from config.families import load_finetuning_config
 from config.sections import RunConfig
 from files.atomic_writing import write_text_atomically
 from modelling.model_family import get_family
@@ -152,7 +152,7 @@ def build_config(
         "checkpoint": {"load": None, "save": save},
         "generation": {"weights": "streamed"},
     }
-    return load_preset_config("finetuning", run.preset, overrides)
+    return load_finetuning_config(run.preset, overrides)
 
 
 def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks import read_metric, run_script
 from checkpoints import load_checkpoint
 from config.errors import UserError
-from config.families import load_preset_config
+from config.families import load_finetuning_config
 from config.presets import merge_over
 from config.sections import RunConfig
 from data.loader import Loader
@@ -108,7 +108,7 @@ def config_with_state_form(preset: str, state_form: str, batch: int, seed: int) 
         "training": {"global_batch_size": batch},
         "execution": {"micro_batch_size": batch, "data_parallel": 1, "tensor_parallel": 1},
     }
-    return load_preset_config("finetuning", preset, merge_over(common, FORMS[state_form]))
+    return load_finetuning_config(preset, merge_over(common, FORMS[state_form]))
 
 
 def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:

@@ -275,7 +275,7 @@ def _find_storing_processes(tensors: Any, sharded_specs: Mapping[str, Any], host
 def _build_tensors(hosts: int) -> Any:
     """Returns the checkpoint tensors of a training program on `hosts` hosts, not compiled."""
     import popxl
-    from config.families import load_preset_config
+    from config.families import load_finetuning_config
     from config.presets import load_preset
     from modelling.model_family import get_family
     from modelling.phases.training import build_training_program
@@ -286,7 +286,7 @@ def _build_tensors(hosts: int) -> Any:
     copies = hosts * DEVICES_OF_A_HOST // tensor_parallel
     changes = {"training": {"global_batch_size": 32 * copies},
                "execution": {"data_parallel": copies}}  # fmt: skip
-    config = load_preset_config("finetuning", preset, changes)
+    config = load_finetuning_config(preset, changes)
     family = get_family(config)
     weight_map = family.weight_map(config)
     program = build_training_program(config, family.build_phases, False, weight_map)

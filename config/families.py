@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from config.errors import ConfigError, did_you_mean
@@ -76,9 +75,7 @@ def config_class_of_preset(data: Mapping[str, Any], preset: str) -> type[RunConf
     return FAMILIES[family].config
 
 
-def load_preset_config(
-    file: str | Path, preset: str, overrides: Mapping[str, Any] | None = None
-) -> RunConfig:
-    """Returns a preset's configuration, of its own family; arguments as for `load_config`."""
-    config_class = config_class_of_preset(load_preset(file, preset), preset)
-    return load_config(config_class, file, preset, overrides)
+def load_finetuning_config(preset: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Returns a fine-tuning preset's configuration, of its own family, as `load_config` does."""
+    config_class = config_class_of_preset(load_preset("finetuning", preset), preset)
+    return load_config(config_class, "finetuning", preset, overrides)

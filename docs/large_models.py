@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.disk_offload import RUNS
-from config.families import load_preset_config
+from config.families import load_finetuning_config
 from docs.tables import format_markdown_table
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
@@ -129,7 +129,7 @@ def compute_row(model: str, machine_title: str) -> PlannedModelRow:
     preset, changes = (MODELS | ADAPTED)[model]
     name, devices = MACHINES[machine_title]
     target = machine(name)
-    config = load_preset_config("finetuning", preset, changes)
+    config = load_finetuning_config(preset, changes)
     if target.flops["bfloat16"] < target.flops["float16"]:
         config = config.with_values({"model.precision": "float16"})
     ways = list_layouts(config, devices, config.execution.micro_batch_size)

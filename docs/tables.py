@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from config.base import ConfigField, ConfigSection, config_fields
-from config.families import FAMILIES, load_preset_config
+from config.families import FAMILIES, load_finetuning_config
 from config.flags import shortest_flag
 from config.presets import load_preset, preset_names
 from config.sections import RunConfig
@@ -129,7 +129,7 @@ def _preset_table() -> str:
 
 def _preset_row(name: str) -> tuple[str, ...]:
     execution_values = load_preset("finetuning", name)["execution"]
-    c = load_preset_config("finetuning", name)
+    c = load_finetuning_config(name)
     model, execution = c.model, c.execution
     layout = [execution_values.get(field) for field in ("data_parallel", "tensor_parallel")]
     fixed_layout = f" ({' × '.join(map(str, layout))})" if all(layout) else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from config.families import load_preset_config
+from config.families import load_finetuning_config
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
 from planning.parallel_layouts import list_layouts
@@ -55,7 +55,7 @@ def plan_best_layout(
     preset: str, machine_name: str, devices: int, programs: VariantCache | None = None
 ) -> PlanReport:
     """Return the plan of a preset's fastest parallel layout on a number of devices."""
-    config = load_preset_config("finetuning", preset)
+    config = load_finetuning_config(preset)
     configs = list_layouts(config, devices, config.execution.micro_batch_size)
     return plan_best_training(preset, configs, machine(machine_name), programs)
 
@@ -73,7 +73,7 @@ def simulate_step(preset: str, machine_name: str, host: float | None = None) -> 
     target = machine(machine_name)
     if host is not None:
         target = replace(target, title=f"{target.title}, {host:g} GB host", host_memory=host * 1e9)
-    requirements = finetuning_requirements(load_preset_config("finetuning", preset), target.target)
+    requirements = finetuning_requirements(load_finetuning_config(preset), target.target)
     return make_report(preset, requirements, target)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import popxl
-from config.base import flatten_by_path
 from config.errors import ConfigError
 from config.flags import UnusedFields
 from config.sections import RunConfig
@@ -97,7 +96,7 @@ def read_throughput_line(
         takes_default=True,
         unused=unused,
     )
-    if line.options.config is not None and _is_set_by_flag(line, "checkpoint.load"):
+    if line.options.config is not None and line.settings.is_set_by_flag("checkpoint.load"):
         raise ConfigError(
             "--load: not used beside --config, which says what is measured; leave one of them out"
         )
@@ -109,12 +108,6 @@ def read_throughput_line(
         count = getattr(options, "devices", None)
         line = resolve_auto_fields(line, trains=trains, machine=target, count=count)
     return line
-
-
-def _is_set_by_flag(line: CommandLine, field: str) -> bool:
-    """True if a flag on the command line sets the config field."""
-    flags = (layer for layer in line.settings.sources if layer.name == "flags")
-    return any(field in flatten_by_path(layer.values) for layer in flags)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -56,7 +56,7 @@ def _seconds_series(entries: Sequence[Mapping[str, float]]) -> list[Series]:
 
 
 def _message_series(entries: Sequence[Mapping[str, float]]) -> list[Series]:
-    return [_training_step_series(entries, "messages", "exchanges of a step")]
+    return [_training_step_series(entries, "messages")]
 
 
 def _byte_series(entries: Sequence[Mapping[str, float]]) -> list[Series]:
@@ -64,19 +64,17 @@ def _byte_series(entries: Sequence[Mapping[str, float]]) -> list[Series]:
     needed = [(r["hosts"], r["table_bytes"] * r["tables_needed"] + r["manifest_bytes"])
               for r in listed]  # fmt: skip
     return [
-        _training_step_series(entries, "bytes", "exchanges of a step"),
+        _training_step_series(entries, "bytes"),
         Series("all tables of xxl_pod64", ACTIVATION, (),
                [(row["hosts"], row["tables_bytes"]) for row in listed]),
         Series("what a host loads of them", GRADIENT, (), needed),
     ]  # fmt: skip
 
 
-def _training_step_series(
-    entries: Sequence[Mapping[str, float]], name: str, meaning: str
-) -> Series:
+def _training_step_series(entries: Sequence[Mapping[str, float]], name: str) -> Series:
     measured = _measured_points(entries, name)
     (last,) = (row[name] for row in entries if row.get("processes") == LAST)
-    return Series(meaning, COMPUTE, measured, [measured[-1], (LAST, last)])
+    return Series("exchanges of a step", COMPUTE, measured, [measured[-1], (LAST, last)])
 
 
 def _measured_points(

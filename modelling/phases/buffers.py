@@ -65,7 +65,7 @@ class ActivationBuffers:
     ) -> None:
         self._spec, self._settings = spec, settings
         self._shards = settings.activation_shards
-        self._x = create_activation_buffer(spec, 1, settings)
+        self._x = create_activation_buffer(spec, settings)
         self._row, self._has_gradient = 0, requires_grad
 
     @cached_property
@@ -141,22 +141,20 @@ def zero_row(buffer: popxl.RemoteBuffer, row: int, settings: PhaseSettings) -> N
     ops.repeat(popxl.gir().create_graph(zero_entry, first), steps, first)
 
 
-def create_activation_buffer(
-    spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
-) -> popxl.RemoteBuffer:
-    """Create a remote buffer of `rows` rows for activations of `spec`."""
+def create_activation_buffer(spec: popxl.TensorSpec, settings: PhaseSettings) -> popxl.RemoteBuffer:
+    """Create a remote buffer of one row for activations of `spec`."""
     shards = settings.activation_shards
     count = 1 if shards is None else shards.group_size
     if math.prod(spec.shape) % count:
         count = 1
-    buffer = create_remote_buffer(spec, rows * settings.micro_batches_per_pass, shards, count)
+    buffer = create_remote_buffer(spec, settings.micro_batches_per_pass, shards, count)
     buffer.kind = "activations between layers"
     return buffer
 
 
 def create_gradient_buffer(spec: popxl.TensorSpec, settings: PhaseSettings) -> popxl.RemoteBuffer:
     """Create a remote buffer of one row for gradients of activations of `spec`."""
-    buffer = create_activation_buffer(spec, 1, settings)
+    buffer = create_activation_buffer(spec, settings)
     buffer.kind = "gradients between layers"
     return buffer
 

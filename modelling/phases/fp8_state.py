@@ -69,7 +69,7 @@ class FP8State:
         scales_by_name = {name: state[name] for name in self._scale_names}
         if self.micro_batches == 1:
             return scales_by_name
-        gradient_share = self._scale_factors(1 / self.micro_batches)
+        gradient_share = self._micro_batch_shares()
         return {name: scale * gradient_share for name, scale in scales_by_name.items()}
 
     @property
@@ -79,7 +79,7 @@ class FP8State:
     def store_amaxes(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
         """Store the operands' amaxes of layer `row`, reduced by maximum over all replicas."""
         observed = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
-        gradient_share = self._scale_factors(1 / self.micro_batches)
+        gradient_share = self._micro_batch_shares()
         amaxes = ops.concat([amax * gradient_share for amax in observed])
         largest = ops.collectives.replicated_all_reduce(amaxes, "max")
         ops.remote_store(self.amaxes, row, largest)
@@ -101,7 +101,7 @@ class FP8State:
         store_remote(self.buffers, addons.NamedTensors.from_dict(new), row)
         return new
 
-    def _scale_factors(self, factor: float) -> popxl.Tensor:
-        """Factors of the scales of a matmul's operands, (3,): `factor` for the gradient, else 1."""
-        factors = [factor if name == "gradient" else 1.0 for name in OPERANDS]
+    def _micro_batch_shares(self) -> popxl.Tensor:
+        """A micro-batch's share of a matmul's operands, (3,): of all for the gradient, else 1."""
+        factors = [1 / self.micro_batches if name == "gradient" else 1.0 for name in OPERANDS]
         return popxl.constant(np.asarray(factors), popxl.float32, "micro_batch_share")

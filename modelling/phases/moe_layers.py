@@ -50,7 +50,7 @@ class ExpertInputs:
     ) -> None:
         self._specs, self._settings, self._saved = specs, settings, saved
         self._shards = settings.activation_shards
-        self._values = {n: create_activation_buffer(spec, 1, settings) for n, spec in specs.items()}
+        self._values = {n: create_activation_buffer(spec, settings) for n, spec in specs.items()}
         self._gradients = {
             n: create_gradient_buffer(spec, settings)
             for n, spec in specs.items()

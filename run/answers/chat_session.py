@@ -51,24 +51,21 @@ _WITHOUT_SPACES = 0x2E80
 COMMAND = re.compile(r"/([a-z_]+)(?: +(\S.*))?")
 
 
-def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) -> None:
-    """Answer each line of user input until the input ends.
-
-    Args:
-        read: returns the next line, or None at the end; default: standard input.
+def run_chat(config: RunConfig) -> None:
+    """Answer each line of standard input until it ends.
 
     Raises:
         UserError: an error that a user can fix.
     """
-    read = read or (lambda: read_line("> " if sys.stdin.isatty() else ""))
+    prompt = "> " if sys.stdin.isatty() else ""
     with ChatSession(config) as session:
-        if sys.stdin.isatty():
+        if prompt:
             say(
                 f"{NEW_COMMAND} starts a new conversation, {HELP_COMMAND} lists commands, Ctrl-D "
                 "ends it"
             )
         while (
-            line := popdist.all_gather_object(read() if is_first_process() else None)[0]
+            line := popdist.all_gather_object(read_line(prompt) if is_first_process() else None)[0]
         ) is not None:
             if command := COMMAND.fullmatch(line.strip()):
                 say(_run_command(session, line.strip(), command[1], command[2]))

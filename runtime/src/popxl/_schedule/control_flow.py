@@ -111,7 +111,7 @@ class ControlFlow:
         return tuple(
             i
             for i in sorted(changed)
-            if self._builder.is_zeros(node.inputs[_op_input_index(region, i)])
+            if self._builder.is_zeros(node.inputs[region.op_input_index(i)])
         )
 
     def _scalar_inputs(self, node: Node, region: Region[FunctionalGraph]) -> frozenset[int]:
@@ -138,7 +138,7 @@ class ControlFlow:
     def _argument_register(
         self, node: Node, region: Region[FunctionalGraph], index: int, scalar_inputs: bool
     ) -> Register:
-        value = node.inputs[_op_input_index(region, index)]
+        value = node.inputs[region.op_input_index(index)]
         register = (
             self._builder.scalar_register(value)
             if scalar_inputs
@@ -183,9 +183,3 @@ def _forwarded_register(call_args: CallArgs, output: int) -> Register | None:
     routine = call_args.routine
     register = routine.outputs[output]
     return call_args.args[routine.inputs.index(register)] if register in routine.inputs else None
-
-
-def _op_input_index(region: Region[FunctionalGraph], index: int) -> int:
-    position = region.inputs[index]
-    assert position is not None
-    return position
