@@ -201,7 +201,7 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
         for m in fully_trained_modules(weight_map)
         if not any(is_inside_module(m, name) for name in saved)
     ]
-    modules, tokens = adapted_modules(weight_map), _trainable_token_indices(config, weight_map)
+    modules, tokens = adapted_modules(weight_map), _trainable_token_indices(weight_map)
     full_modules, tied = [*saved, *more], tied_modules(weight_map)
     experts = adapted_parameters(weight_map)
     settings = make_adapter_config(
@@ -215,7 +215,7 @@ def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any
     }
 
 
-def _trainable_token_indices(config: RunConfig, weight_map: WeightMap) -> Any:
+def _trainable_token_indices(weight_map: WeightMap) -> Any:
     """Return PEFT's `trainable_token_indices`; a list if a single module has trained rows."""
     tokens = {
         module_name(name): list(tokens.rows) for name, tokens in weight_map.trainable_tokens.items()

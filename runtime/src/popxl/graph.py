@@ -183,11 +183,8 @@ class Graph:
             add_outputs(site, [tensor.spec], [tensor.name.rpartition("/")[2]])
         return len(self._outputs) - 1
 
-    def _append_op(self, op: Op, before: Op | None = None) -> None:
-        if before is None:
-            self._ops.append(op)
-        else:
-            self._ops.insert(self._ops.index(before), op)
+    def _append_op(self, op: Op) -> None:
+        self._ops.append(op)
         for graph in op.called_graphs():
             graph._call_sites.append(op)
         self._record_calls(op)

@@ -29,23 +29,19 @@ def check_integer(function: str, name: str, value: Any, minimum: int) -> int:
     return number
 
 
-def check_integers(
-    function: str, name: str, values: Iterable[int], minimum: int = 0
-) -> tuple[int, ...]:
+def check_integers(function: str, name: str, values: Iterable[int]) -> tuple[int, ...]:
     """Returns an argument, such as a shape, as a tuple of integers; raises if it is not one.
 
     Raises:
         TypeError: the value is not an integer, or holds one that is not.
-        ValueError: one is below `minimum`.
+        ValueError: one is below 0.
     """
     try:
         numbers = tuple(map(index, values))
     except TypeError:
         raise TypeError(f"{function}: {name} must be a tuple of integers, not {values!r}") from None
-    if any(n < minimum for n in numbers):
-        raise ValueError(
-            f"{function}: {name} must have no number below {minimum}, but is {numbers}"
-        )
+    if any(n < 0 for n in numbers):
+        raise ValueError(f"{function}: {name} must have no number below 0, but is {numbers}")
     return numbers
 
 

@@ -97,14 +97,12 @@ class AdafactorOptimizerStep(OptimizerStep):
             weight_rms = ops.sqrt(matrices.matrix_means(value * value))
             scale = ops.maximum(weight_rms, as_tensor(eps[1]))
             lrs, decay_lrs = lrs * scale, base_lr * scale
-        update = matrices.from_blocks(direction * _broadcast_per_matrix(lrs, matrices))
+        update = matrices.from_blocks(direction * _broadcast_per_matrix(lrs))
         if beta1 is not None:
             mean = self.add_state_like("first_order", var, popxl.float32, group)
             update = self._update_average(mean, update, beta1)
         if is_not_neutral(weight_decay, 0):
-            decayed = matrices.to_blocks(to_float32(var)) * _broadcast_per_matrix(
-                decay_lrs, matrices
-            )
+            decayed = matrices.to_blocks(to_float32(var)) * _broadcast_per_matrix(decay_lrs)
             update = update + matrices.from_blocks(decayed) * as_tensor(weight_decay)
         self.update_variable(var, lambda t: ops.var_updates.accumulate_(t, update, -1.0))
 
@@ -164,6 +162,6 @@ def _relative_step(step: popxl.Tensor, warmup: bool) -> popxl.Tensor:
     return 1 / ops.maximum(min_inverse, ops.sqrt(step))
 
 
-def _broadcast_per_matrix(values: popxl.Tensor, matrices: ShardedMatrices) -> popxl.Tensor:
+def _broadcast_per_matrix(values: popxl.Tensor) -> popxl.Tensor:
     """Reshape values per matrix (count,) or a scalar to broadcast with (height, count, columns)."""
     return values.reshape((1, -1 if values.rank else 1, 1))
