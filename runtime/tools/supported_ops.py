@@ -55,11 +55,23 @@ def _find_definition(module: str, name: str) -> tuple[str, ast.AST | None]:
             return module, node
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return module, node.value if isinstance(node.value, ast.Dict) else None
-    value = getattr(importlib.import_module(module), name, None)
+    value = _value_of(module, name)
     home = getattr(value, "__module__", None) or ""
     if isinstance(value, FunctionType) and home.startswith("popxl") and home != module:
         return _find_definition(home, value.__name__)
     return module, None
+
+
+def _value_of(module: str, name: str) -> Any:
+    """Returns what a name means in a module, some of whose functions import what they use."""
+    if hasattr(found := importlib.import_module(module), name):
+        return getattr(found, name)
+    for node in ast.walk(_module_ast(module)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return getattr(importlib.import_module(node.module), alias.name, None)
+    return None
 
 
 def _dotted_names(node: ast.AST) -> Iterator[str]:
@@ -128,7 +140,7 @@ def _ops_of(function: FunctionType) -> tuple[list[str], list[str]]:
     public = {f.__name__ for f in _public_functions().values()}
     made, called = [], []
     for name in _names_used(module, node, {function.__name__}):
-        value = getattr(importlib.import_module(module), name, None)
+        value = _value_of(module, name)
         last = name.rpartition(".")[2]
         if isinstance(value, OpDef):
             made.append(value.name)

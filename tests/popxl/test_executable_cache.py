@@ -19,7 +19,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile import executable_cache
-from popxl._compile.cache_permissions import distrust_reason
+from popxl._compile.cache_folder import distrust_reason
 from popxl._compile.executable_cache import statistics
 from popxl._compile.executable_serialization import LoadedSegment
 from popxl._ir.op_registry import define
@@ -192,7 +192,7 @@ import numpy as np
 from tests.popxl.test_executable_cache import _training_like
 import popxl
 from popxl._compile.executable_cache import statistics
-from popxl._compile.cache_permissions import distrust_reason
+from popxl._compile.cache_folder import distrust_reason
 ir, names = _training_like()
 with popxl.Session(ir) as session:
     y = session.run({names["x"]: np.full((2, 8, 16), 0.3, np.float32)})[names["y"]]

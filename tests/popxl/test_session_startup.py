@@ -9,7 +9,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._compile import executable_cache
+from popxl._compile import xla_compile
 from popxl.session import StartupStats
 
 
@@ -36,9 +36,9 @@ def test_a_second_start_neither_traces_nor_compiles(tmp_path, monkeypatch):
 
 
 def test_seconds_are_the_time_of_the_creation(monkeypatch):
-    longer, compiled = 0.5, executable_cache.compile_lowered
+    longer, compiled = 0.5, xla_compile.compile_lowered
     monkeypatch.setattr(
-        executable_cache,
+        xla_compile,
         "compile_lowered",
         lambda *given: (time.sleep(longer), compiled(*given))[1],
     )

@@ -16,6 +16,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any
 
@@ -55,11 +56,9 @@ def exported_names(package: str) -> list[str]:
 
 
 def load_all(package: str) -> None:
-    """Imports every module that a lazy package exports from, such as all that define ops."""
-    for name in exported_names(package):
-        value = getattr(sys.modules[package], name)
-        if isinstance(value, _LazyPackage) and value.__name__.startswith(f"{package}."):
-            load_all(value.__name__)
+    """Imports every module of a package, such as all that define ops."""
+    for found in walk_packages(import_module(package).__path__, f"{package}."):
+        import_module(found.name)
 
 
 def _read_exports(tree: ast.Module, package: str) -> Iterator[tuple[str, tuple[str, str | None]]]:

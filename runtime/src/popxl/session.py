@@ -16,7 +16,6 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 
 import popdist
-from popxl._analysis.dot_export import FINAL, write_dot_checkpoint
 from popxl._analysis.verify import (
     check_calls,
     check_no_64_bit_types,
@@ -26,6 +25,7 @@ from popxl._analysis.verify import (
     verify_if_enabled,
 )
 from popxl._compat.popart_handles import DeviceInfo, SessionHandle
+from popxl._compat.session_options import requested_dot_checkpoints
 from popxl._compile.executable_cache import StartupStats as StartupStats
 from popxl._compile.executable_cache import StartupTimer
 from popxl._devices import forks
@@ -34,7 +34,6 @@ from popxl._devices.mesh import create_replicated_sharding, replica_mesh
 from popxl._ir.argument_checks import check_type
 from popxl._ir.debug_flags import STEPWISE, is_debug_flag_set
 from popxl._run import device_variables
-from popxl._run.process_gather import all_gather_processes
 from popxl._run.program import Program, ProgramState
 from popxl._run.stream_data import HostStreams
 from popxl._run.stream_data import d2hStreamBufferMaps as d2hStreamBufferMaps
@@ -122,7 +121,8 @@ class Session:
         self._added: list[AddedProgram] = []
         _check_program(ir)
         self._compile()
-        write_dot_checkpoint(ir, FINAL)
+        if requested_dot_checkpoints(ir._pb_ir.getSessionOptions()):
+            ir.dot_checkpoint("Final")
         ir._compiled_changes = ir._changes
         self._startup = stopwatch.elapsed_stats()
 
@@ -542,6 +542,8 @@ class Session:
 
         All processes call it with arrays of one shape and dtype. Not in PopXL.
         """
+        from popxl._run.process_gather import all_gather_processes
+
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with self._collective_section():
             everyones = all_gather_processes(flat, self._program.mesh)

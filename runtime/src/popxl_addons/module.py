@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import popxl
 from popxl import Ir, ReplicaGrouping, Tensor, dtypes
@@ -13,7 +13,6 @@ from popxl.transforms import GradGraphInfo
 from popxl_addons.dot_tree import split_valid_key
 from popxl_addons.grad_info import fwd, fwd_grad, make_grad_graph_info
 from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad
-from popxl_addons.graph_cache import GraphCache
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.utils import OrderedDict, duplicate_items, overrides
 from popxl_addons.variable_factory import (
@@ -23,6 +22,9 @@ from popxl_addons.variable_factory import (
     add_replica_sharded_variable_input,
     add_variable_input,
 )
+
+if TYPE_CHECKING:
+    from popxl_addons.graph_cache import GraphCache
 
 Tensors = None | Tensor | Iterable[Tensor]
 InliningError = Literal["error", "warning", "none"]
@@ -84,7 +86,10 @@ class Module(popxl.Module):
             )
         self._submodules: dict[str, Module] = {}
         self._name_scope = None
-        self._graph_cache = GraphCache() if cache else None
+        if cache:
+            from popxl_addons.graph_cache import GraphCache
+
+            self._graph_cache = GraphCache()
         self._cached: dict[popxl.Graph, tuple[NamedVariableFactories, GraphWithNamedArgs]] = {}
         self._creating_graph = False
         self.grad_inlining_error = grad_inlining_error

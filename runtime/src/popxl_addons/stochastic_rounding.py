@@ -9,7 +9,6 @@ import numpy as np
 import popxl
 from popxl import ops
 from popxl.custom import jax_op
-from popxl.ops.var_updates._rounding import round_to_neighbor
 
 
 def enable_stochastic_rounding(ir: popxl.Ir, enabled: bool = True) -> None:
@@ -46,6 +45,8 @@ def seed_stochastic_rounding(session: popxl.Session, seed: int) -> None:
 
 @jax_op(name="round_by_hash", no_grad="stored gradients are not differentiated")
 def _lower_round_by_hash(t: Any, *, dtype: str) -> Any:
+    from popxl.ops.var_updates._rounding import round_to_neighbor
+
     xp = t.__array_namespace__()
     x = t.view(xp.uint32)
     x = (x ^ (x >> 16)) * xp.uint32(0x85EBCA6B)  # MurmurHash3's last steps: a permutation in

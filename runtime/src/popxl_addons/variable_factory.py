@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -253,6 +254,11 @@ class VariableFactory:
 def memmap_path(memmap_dir: str | Path, name: str) -> Path:
     """Path of the memory-mapped file of the variable `name`."""
     return Path(memmap_dir) / f"{name}.npy"
+
+
+def zeros(shape: Sequence[int]) -> Callable[[], np.ndarray]:
+    """Return a function that makes arrays of zeros as broadcast views, which take no memory."""
+    return partial(np.broadcast_to, np.float32(0), tuple(shape))
 
 
 def _join_name(prefix: str | None, name: str | None) -> str | None:

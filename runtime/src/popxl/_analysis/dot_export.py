@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from popxl._analysis.tensor_names import short_name
+from popxl._compat.session_options import requested_dot_checkpoints
 
 if TYPE_CHECKING:
-    from popxl._compat.session_options import SessionOptions
     from popxl.graph import Graph
     from popxl.ir import Ir
-
-FINAL = "Final"
 
 
 def ir_to_dot(ir: Ir) -> str:
@@ -27,6 +23,8 @@ def ir_to_dot(ir: Ir) -> str:
 
 
 def _graph_to_dot(graph: Graph, prefix: str) -> list[str]:
+    from popxl._analysis.tensor_names import short_name
+
     nodes = {op: f"{prefix}_op{i}" for i, op in enumerate(graph._ops)}
     lines = [f"{node} [label={_quote(op.name)}];" for op, node in nodes.items()]
     ends = {t: _quote(t.id) for t in graph._tensors.values() if t._producer is None}
@@ -44,16 +42,10 @@ def _quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _requested_checkpoints(options: SessionOptions) -> set[str]:
-    """Returns the names (upper case) of the `ir.dot_checkpoint`s that write a DOT file."""
-    names = {*options.dotChecks, *os.environ.get("POPART_DOT_CHECKS", "").split(":")}
-    return {name.upper() for name in names} - {""}
-
-
 def write_dot_checkpoint(ir: Ir, name: str) -> None:
     """Writes the program to `<name>.dot` in the folder `logDir`, if this checkpoint is enabled."""
     options = ir._pb_ir.getSessionOptions()
-    if not _requested_checkpoints(options) & {"ALL", name.upper()}:
+    if not requested_dot_checkpoints(options) & {"ALL", name.upper()}:
         return
     folder = Path(options.logDir or ".")
     folder.mkdir(parents=True, exist_ok=True)

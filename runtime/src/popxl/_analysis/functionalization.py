@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from popxl._analysis.effects import Effects, combine_effects
 from popxl._analysis.memo import graph_cached, graph_cached_property
-from popxl._analysis.tensor_names import short_name
 from popxl._analysis.view_merging import MergedViews
 from popxl._ir.analysis_registry import analyses
 from popxl._ir.regions import Region, regions
@@ -53,6 +52,8 @@ class Value:
         return self.tensor.spec
 
     def __repr__(self) -> str:
+        from popxl._analysis.tensor_names import short_name
+
         return f"%{short_name(self.tensor)}" + (f"'{self.version}" if self.version else "")
 
 

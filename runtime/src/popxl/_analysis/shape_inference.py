@@ -10,7 +10,6 @@ import numpy as np
 
 from popxl import dtypes
 from popxl._analysis.memo import get_cached
-from popxl._analysis.printing import first_error_line
 from popxl._ir.sharding import common_meta_shape
 from popxl.errors import SpecError
 from popxl.replica_grouping import ReplicaGrouping
@@ -40,6 +39,8 @@ def infer_specs(op: Op) -> Sequence[TensorSpec]:
     try:
         specs = list(rule(*(t.spec for t in op.inputs), **op.attrs))
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        from popxl._analysis.printing import first_error_line
+
         raise SpecError(f"{describe_op(op)}: {first_error_line(error)}") from error
     _check_inplace(op, specs)
     return specs

@@ -6,6 +6,7 @@ read freely; setting one that has no meaning on XLA is mentioned once in the log
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from popxl._ir.log import logger
@@ -81,6 +82,12 @@ class SessionOptions:
         if name not in SUPPORTED_OPTIONS and value != _DEFAULTS.get(name):
             _log_ignored(name)
         self._values[name] = value
+
+
+def requested_dot_checkpoints(options: SessionOptions) -> set[str]:
+    """Returns the names (upper case) of the `ir.dot_checkpoint`s that write a DOT file."""
+    names = {*options.dotChecks, *os.environ.get("POPART_DOT_CHECKS", "").split(":")}
+    return {name.upper() for name in names} - {""}
 
 
 class IrHandle:

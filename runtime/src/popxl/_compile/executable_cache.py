@@ -20,16 +20,21 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from popxl._compile.cache_eviction import PARTIAL_SUFFIX, SUFFIX, max_cache_bytes, prune_cache
+from popxl._compile.cache_folder import (
+    PARTIAL_SUFFIX,
+    SUFFIX,
+    distrust_reason,
+    folder_distrust_reason,
+    max_cache_bytes,
+    prune_cache,
+)
 from popxl._compile.cache_key import UncacheableError, segment_key
-from popxl._compile.cache_permissions import distrust_reason, folder_distrust_reason
 from popxl._compile.executable_serialization import (
     LoadedSegment,
     Specs,
     executable_signature,
     serialize_executable,
 )
-from popxl._compile.xla_compile import compile_lowered
 from popxl._ir.log import logger
 from popxl._schedule.segment import Segment
 
@@ -143,6 +148,7 @@ class SegmentCache:
 
     def _compile(self, segment: Segment) -> Any:
         from popxl._compile.segment_function import lower_segment
+        from popxl._compile.xla_compile import compile_lowered
 
         start = time.perf_counter()
         program = self._program

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from popxl._devices import cpu
 from popxl._schedule.lookahead import default_prefetch_window, lookahead_events
-from popxl._storage.device_put import device_put_batch, device_put_interleaved
 from popxl._storage.shared_memory_mover import SharedMemoryMover
 
 if TYPE_CHECKING:
     import jax
+    from jax.sharding import NamedSharding
 
     from popxl._schedule.lookahead import FetchedScalars
     from popxl._schedule.schedule import Routine, Schedule
@@ -37,13 +37,20 @@ class Platform:
         host_memory: JAX's kind of memory that entries of remote buffers live in; "device", where
             host and device share it: then a load is no copy.
         compiler_options: compiler options of all programs.
-        device_put: moves arrays between memories, all one way.
     """
 
     name = "tpu"
     host_memory = "pinned_host"
     compiler_options: ClassVar[dict[str, Any]] = {}
-    device_put = staticmethod(device_put_batch)
+
+    @staticmethod
+    def device_put(
+        arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]
+    ) -> list[jax.Array]:
+        """Copies arrays between host and device memory, all one way."""
+        from popxl._storage.device_put import device_put_batch
+
+        return device_put_batch(arrays, shardings)
 
     def check_version(self) -> None:
         """Raises if this version of JAX is known to compute wrong results on the platform."""
@@ -115,7 +122,14 @@ class Gpu(Platform):
         # fuses: a layer computed again, in other fusions, would give other bits.
         "xla_allow_excess_precision": False,
     }
-    device_put = staticmethod(device_put_interleaved)
+
+    @staticmethod
+    def device_put(
+        arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]
+    ) -> list[jax.Array]:
+        from popxl._storage.device_put import device_put_interleaved
+
+        return device_put_interleaved(arrays, shardings)
 
     def compiler_options_for(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         options = super().compiler_options_for(lowered)

@@ -12,7 +12,6 @@ import numpy as np
 
 from popxl._devices import cpu
 from popxl._devices.mesh import create_per_replica_sharding
-from popxl._run.process_gather import gather_shards
 from popxl._run.program import Program, ProgramState
 from popxl._storage import replica_arrays
 from popxl._storage.buffer_storage import BufferStorage
@@ -136,6 +135,8 @@ def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.n
 
     It can be a view of device memory.
     """
+    from popxl._run.process_gather import gather_shards
+
     parts = replica_arrays.replica_shards(*_stored_array(program, state, var))
     same_shard = _local_replicas(program, var)
     if same_shard is not None:

@@ -35,9 +35,7 @@ from popxl._devices.mesh import (
 )
 from popxl._ir.debug_flags import STEPS, STEPWISE, is_debug_flag_set, nonfinite_check_mode
 from popxl._ir.host_data import device_view
-from popxl._run.process_gather import replica_scalars
 from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
-from popxl._run.step_log import log_steps
 from popxl._run.timing import Timer, Timing
 from popxl._schedule.buffer_donation import has_exclusive_memory
 from popxl._schedule.lookahead import FetchedScalars, lookahead_events
@@ -354,7 +352,11 @@ class Program:
             Timing(synchronize=True) if self._is_stepwise and self.timing is None else self.timing
         )
         timer = iter if timing is None else Timer(timing, mover)
-        return (lambda steps: timer(log_steps(steps))) if is_debug_flag_set(STEPS) else timer
+        if not is_debug_flag_set(STEPS):
+            return timer
+        from popxl._run.step_log import log_steps
+
+        return lambda steps: timer(log_steps(steps))
 
     @property
     def _is_synchronous(self) -> bool:
@@ -391,6 +393,8 @@ class Program:
         return RunGlobals(streams, positions, self._constants, fault, seed)
 
     def _check_faults(self, faults: jax.Array) -> None:
+        from popxl._run.process_gather import replica_scalars
+
         rules = self._runtime_checks
         broken = [(i, *rules[int(n) - 1]) for i, n in enumerate(replica_scalars(faults)) if n]
         if broken:  # collectives spread a fault to other replicas

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from popxl._run.process_gather import replica_scalars
 from popxl._schedule.schedule import (
     Branch,
     Compute,
@@ -65,6 +64,8 @@ class RunGlobals:
 
 def fetch_scalar(array: jax.Array) -> Index:
     """Waits for a device scalar and returns it as an int; a tuple if replicas differ."""
+    from popxl._run.process_gather import replica_scalars
+
     values = tuple(int(x.item()) for x in replica_scalars(array))
     return values[0] if len(set(values)) == 1 else values
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from popxl._devices.mesh import copy_array, create_per_replica_sharding, global_shape
 from popxl._schedule.schedule import Load, Store
-from popxl._storage.entry_memory import EntryMemory
 from popxl._storage.replica_arrays import put_array, put_variable
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ class BufferStorage:
         from popxl._storage.disk_queue import EntryFile
 
         dtype = self.buffer.tensor_dtype.as_jax()
+        from popxl._storage.entry_memory import EntryMemory
+
         memory = EntryMemory(
             self._shape,
             self._rows_per_replica,

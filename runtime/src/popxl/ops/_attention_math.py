@@ -19,7 +19,6 @@ import numpy as np
 from popxl.ops._numerics import matmul_operands, matmul_precision
 from popxl.ops._reductions import max_over, sum_over
 from popxl.ops.placement import materialize_array
-from popxl.ops.random import dropout_of_array
 
 
 def _einsum_float32(equation: str, a: Any, b: Any) -> Any:
@@ -184,7 +183,11 @@ def _broadcast_id_pair(pair: Any) -> tuple[Any, Any]:
 
 
 def _apply_dropout(weights: Any, seed: Sequence[Any], p: float) -> Any:
-    return dropout_of_array(weights, seed[0], weights.shape, p) if seed else weights
+    if not seed:
+        return weights
+    from popxl.ops.random import dropout_of_array
+
+    return dropout_of_array(weights, seed[0], weights.shape, p)
 
 
 def attention_grads(

@@ -21,7 +21,6 @@ from popxl.ops._attention_math import (
     group_extra_inputs,
 )
 from popxl.ops._emit import emit
-from popxl.ops.fused_attention import FUSED_ATTENTION, swap_heads
 from popxl.ops.reduction import sum_to_like
 from popxl.tensor import Tensor
 
@@ -139,9 +138,15 @@ def attention(
     )  # fmt: skip
     inputs = [q, k, v, *biases, *_if_given(sinks)]
     inputs += [*(positions or ()), *(segments or ()), *_if_given(lengths), *seed]
-    fused = _has_many_scores(q, k) if fused is None else fused
-    out = emit(FUSED_ATTENTION if fused else _ATTENTION, inputs, settings._asdict())[0]
-    return swap_heads(out) if fused else out
+    return _emit(inputs, settings, _has_many_scores(q, k) if fused is None else fused)
+
+
+def _emit(inputs: list[Tensor], settings: AttentionAttrs, fused: bool) -> Tensor:
+    if not fused:
+        return emit(_ATTENTION, inputs, settings._asdict())[0]
+    from popxl.ops.fused_attention import FUSED_ATTENTION, swap_heads
+
+    return swap_heads(emit(FUSED_ATTENTION, inputs, settings._asdict())[0])
 
 
 def _has_many_scores(q: Tensor, k: Tensor) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.printing import format_spec
 from popxl._analysis.reference_overlap import check_reference_overlap
 from popxl._ir.argument_checks import check_type
 from popxl._ir.op import Op
@@ -226,6 +225,8 @@ def _as_tensor(value: TensorLike, graph_input: Tensor, op_name: str) -> Tensor:
 def _check_specs(graph: Graph, tensors: Sequence[Tensor], op_name: str) -> None:
     for given, wanted in zip(tensors, graph._inputs, strict=True):
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
+            from popxl._analysis.printing import format_spec
+
             raise SpecError(
                 f"{op_name} at {context.get_source_location()}: input {wanted.name!r} of graph "
                 f"{graph.id!r} is {format_spec(wanted.spec)}, but {given.id!r} is "

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._analysis.effects import Effects
-from popxl._analysis.printing import format_spec
 from popxl._ir.op_registry import NoGrad, define
 from popxl.errors import SpecError
 from popxl.ops._args import check_tensors
@@ -73,6 +72,8 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     _check_stream(d2h_stream, DeviceToHostStream, "host_store")
     check_tensors("host_store", t)
     if (t.shape, t.dtype) != (d2h_stream.shape, d2h_stream.dtype):
+        from popxl._analysis.printing import format_spec
+
         raise SpecError(
             f"host_store at {context.get_source_location()}: {t.id!r} is {format_spec(t.spec)}, "
             f"but the stream {d2h_stream.tensor_id!r} takes {format_spec(d2h_stream.spec)}"

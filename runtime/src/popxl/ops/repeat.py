@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.printing import format_spec
 from popxl._ir.argument_checks import check_integer
 from popxl._ir.op import Op
 from popxl._ir.op_registry import define
@@ -84,6 +83,8 @@ def repeat_with_info(
         )
     for out, into in zip(graph._outputs, graph._inputs, strict=False):
         if (out.shape, out.dtype) != (into.shape, into.dtype):
+            from popxl._analysis.printing import format_spec
+
             raise SpecError(
                 f"repeat at {context.get_source_location()}: output {out.name!r} of graph "
                 f"{graph.id!r} is {format_spec(out.spec)}, but the input it is carried to, "

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from popxl.plan.records import MemoryUse as MemoryUse
     from popxl.plan.records import Plan as Plan
     from popxl.plan.records import RegionCost as RegionCost
-    from popxl.plan.records import Storage as Storage
     from popxl.plan.resources import device_memory as device_memory
     from popxl.plan.resources import scratch_file as scratch_file
+    from popxl.plan.storage import Storage as Storage
     from popxl.plan.storage import storage_of as storage_of
     from popxl.plan.time_estimate import StagedTimeEstimate as StagedTimeEstimate
     from popxl.plan.timeline import ExposedTime as ExposedTime

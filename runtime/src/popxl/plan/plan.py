@@ -18,9 +18,9 @@ from popxl.plan.cost_walk import CostWalk
 from popxl.plan.events import events_of_run
 from popxl.plan.gc_pause import gc_disabled
 from popxl.plan.loop_extrapolation import truncate_loops
-from popxl.plan.records import MemoryUse, Plan, Storage
+from popxl.plan.records import MemoryUse, Plan
 from popxl.plan.segment_cost import SegmentCost
-from popxl.plan.storage import storage_of
+from popxl.plan.storage import Storage, storage_of
 
 if TYPE_CHECKING:
     from popxl.plan.rates import Rates

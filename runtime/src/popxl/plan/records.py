@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from popxl.plan.storage import Storage
+
 
 @dataclass(frozen=True, order=True)
 class Collective:
@@ -92,30 +94,6 @@ class RegionCost:
     def code_loads(self) -> int:
         """Executions of `ops.remote_code_load` and `ops.code_copy`, hints that XLA ignores."""
         return self.ops.get("code_copy", 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Storage:
-    """Permanent storage of a program, in bytes of one replica.
-
-    Attributes:
-        variables: device bytes of variables and large constants that live on the device.
-        streams: device bytes of host streams: all transfers of a run, in both directions.
-        remote: host bytes of remote buffers, as they are stored; without entries on disk.
-        disk: bytes of the entries on disk.
-        resident: device bytes of entries of remote buffers on the device; part of `variables`.
-    """
-
-    variables: int
-    streams: int
-    remote: int
-    disk: int = 0
-    resident: int = 0
-
-    @property
-    def fixed_device_bytes(self) -> int:
-        """Device bytes that are neither entries of remote buffers nor intermediate values."""
-        return self.variables - self.resident + self.streams
 
 
 @dataclass(frozen=True, kw_only=True)

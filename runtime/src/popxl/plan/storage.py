@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from popxl._analysis.effects import program_effects
 from popxl.ir import Ir
-from popxl.plan.records import Storage
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Permanent storage of a program, in bytes of one replica.
+
+    Attributes:
+        variables: device bytes of variables and large constants that live on the device.
+        streams: device bytes of host streams: all transfers of a run, in both directions.
+        remote: host bytes of remote buffers, as they are stored; without entries on disk.
+        disk: bytes of the entries on disk.
+        resident: device bytes of entries of remote buffers on the device; part of `variables`.
+    """
+
+    variables: int
+    streams: int
+    remote: int
+    disk: int = 0
+    resident: int = 0
+
+    @property
+    def fixed_device_bytes(self) -> int:
+        """Device bytes that are neither entries of remote buffers nor intermediate values."""
+        return self.variables - self.resident + self.streams
 
 
 def storage_of(ir: Ir) -> Storage:

@@ -22,7 +22,6 @@ from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.connections import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
-from popxl.transforms.control_flow_gradients import branch_grad, loop_grad
 from popxl.transforms.gradient_ops import (
     generic_grad,
     gradient_rule,
@@ -229,10 +228,14 @@ class GradContext:
 
     def loop_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Returns the gradients of the inputs of a `repeat` op."""
+        from popxl.transforms.control_flow_gradients import loop_grad
+
         return loop_grad(self, op, grads)
 
     def branch_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Returns the gradients of the inputs of a `conditional` op."""
+        from popxl.transforms.control_flow_gradients import branch_grad
+
         return branch_grad(self, op, grads)
 
     def gradient_graph_of(

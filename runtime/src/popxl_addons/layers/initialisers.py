@@ -10,15 +10,12 @@ from functools import partial
 
 import numpy as np
 
+from popxl_addons.variable_factory import zeros as zeros
+
 
 def normal(shape: Sequence[int], std: float = 0.02) -> Callable[[], np.ndarray]:
     """Return a function that draws an array from a normal distribution with mean 0."""
     return lambda: np.random.normal(0, std, tuple(shape))  # noqa: NPY002
-
-
-def zeros(shape: Sequence[int]) -> Callable[[], np.ndarray]:
-    """Return a function that makes arrays of zeros as broadcast views, which take no memory."""
-    return partial(np.broadcast_to, np.float32(0), tuple(shape))
 
 
 def ones(shape: Sequence[int]) -> Callable[[], np.ndarray]:

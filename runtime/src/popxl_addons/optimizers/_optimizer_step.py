@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import popxl
 from popxl import ReplicaGrouping, ops
-from popxl_addons.layers.initialisers import zeros
 from popxl_addons.module import Module
 from popxl_addons.sharding import num_shards_of_spec
 from popxl_addons.utils import cast_if_needed
+from popxl_addons.variable_factory import zeros
 
 Number = float | popxl.Tensor
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, ops
-from popxl.ops.random import create_random_seed
 from popxl_addons.grad_info import is_fwd
 from popxl_addons.graph import GraphWithNamedArgs, names_of
 from popxl_addons.named_tensors import NamedTensors
@@ -262,6 +261,8 @@ class _SerialLoopBuilder:
             values = {t: copy_input(t) for t in invariants}
             for t in self.seeds:
                 number = first[0] + step if first else step
+                from popxl.ops.random import create_random_seed
+
                 values[t] = create_random_seed(values[t], number)
             for t, source in self.loads.items():
                 values[t] = self._load_input(t, source, step, row)

@@ -12,8 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from popxl.ops.random import random_bits
-
 
 def round_stochastically(new_value: Any, t: Any, seed: Any, update_number: Any) -> Any:
     """Rounds a float32 update of a variable with old value `t` (see `_store.round_to_variable`)."""
@@ -30,6 +28,8 @@ def random_uint16(seed: Any, old_bits: Any, update_number: Any) -> Any:
     computed where the update is, element by element. Drawn by Threefry, the bits of a large table
     would be in memory for a while, and so would be the state that XLA's kernels draw them from.
     """
+    from popxl.ops.random import random_bits
+
     first, second = random_bits(seed, (2,), update_number)
     position = lax.iota(jnp.uint32, old_bits.size).reshape(old_bits.shape)
     mixed = _mix_bits(_mix_bits(position ^ first) ^ second ^ old_bits.astype(jnp.uint32))

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from popxl._ir.op_registry import NoGrad
 from popxl.ops._numerics import check_floating, check_number
-from popxl.ops.var_updates import _rounding
 
 NO_GRAD = NoGrad("variable updates are not differentiated")
 
@@ -52,4 +51,6 @@ def round_to_variable(value: Any, t: Any, rounding: tuple[Any, Any] | None = Non
     """
     if rounding is None:
         return value.astype(t.dtype)
-    return _rounding.round_stochastically(value, t, *rounding)
+    from popxl.ops.var_updates._rounding import round_stochastically
+
+    return round_stochastically(value, t, *rounding)

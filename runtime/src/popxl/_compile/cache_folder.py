@@ -1,13 +1,19 @@
-"""Size limit of the executable cache: least recently used files are deleted first."""
+"""Folder of the executable cache: whom its files are trusted from, and its size limit.
+
+Only files of this user or root are loaded. The least recently used files are deleted first.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from popxl._ir.log import logger
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 SUFFIX, PARTIAL_SUFFIX = ".popxl", ".part"
 """Of an executable, and of one that is being written."""
@@ -54,3 +60,24 @@ def prune_cache(folder: Path, max_bytes: float) -> None:
             path.unlink()
         logger.info("deleted %s from the cache, which is full", path.name)
         excess -= size
+
+
+def distrust_reason(status: os.stat_result) -> str | None:
+    """Returns how a cache file's owner or mode lets another user change it; None if not at all.
+
+    Args:
+        status: its owner and mode.
+    """
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to another user, {status.st_uid}"
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        return "other users can write to it (chmod go-w takes that away)"
+    return None
+
+
+def folder_distrust_reason(folder: Path) -> str | None:
+    """Returns the reason not to trust a cache folder; None if it is trusted or does not exist."""
+    try:
+        return distrust_reason(folder.stat())
+    except OSError:
+        return None
