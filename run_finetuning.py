@@ -47,7 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
     from planning.program_variants import VariantCache
-    from planning.requirements import finetuning_requirements
     from run.training_loop import finetune
 
     given, data_cache, programs = line.options, DataCache(), VariantCache()
@@ -61,7 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         data_cache=data_cache,
         programs=programs,
     )
-    if show_plan(line, partial(finetuning_requirements, programs=programs), programs):
+    if wants_plan(given):
+        from planning.requirements import finetuning_requirements
+
+        show_plan(line, partial(finetuning_requirements, programs=programs), programs)
         return
     del programs  # gigabytes
     with explain_resource_errors(line.preset, line.config):

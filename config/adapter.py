@@ -13,7 +13,6 @@ import regex
 
 from config.base import ConfigSection
 from config.errors import ConfigError
-from config.regex_match import full_match
 from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probability, split_names
 from files.formatting import format_value
 
@@ -99,6 +98,8 @@ class Adapter(ConfigSection):
             module: Hugging Face's name of it.
             default: the family's targets.
         """
+        from config.regex_match import full_match
+
         targets = self.targets or default
         if targets == ALL_LINEAR:
             return module != HEAD
@@ -166,6 +167,8 @@ def is_inside_module(module: str, name: str) -> bool:
 
 def matches_end_of_name(module: str, expression: str) -> bool:
     """Returns whether a regular expression matches the end of a module name."""
+    from config.regex_match import full_match
+
     return full_match(rf"(.*\.)?({expression})", module)
 
 

@@ -15,9 +15,8 @@ from typing import Any
 from config.base import config_fields, flatten_by_path, nest_by_path
 from config.errors import ContradictionError
 from config.objectives import OBJECTIVES
-from config.presets import merge_over
+from config.presets import is_user_file, merge_over
 from config.sections import RunConfig
-from config.user_yaml import is_user_file
 from files.formatting import format_name
 
 BATCH, MICRO = "training.global_batch_size", "execution.micro_batch_size"
@@ -25,6 +24,21 @@ COPIES, EPOCHS = "execution.data_parallel", "training.epochs"
 GROUPS = "execution.expert_groups"
 LAYOUT = COPIES, "execution.tensor_parallel"
 """Fields of the parallel layout. If neither is set, all devices of the machine are used."""
+
+AUTO_FIELDS = (
+    "model.precision",
+    "model.sequence_length",
+    "model.output_length",
+    "model.decoder_sequence_length",
+    BATCH,
+    "training.optimizer.learning_rate.maximum",
+    "training.optimizer.learning_rate.warmup_proportion",
+    MICRO,
+    *LAYOUT,
+    "data.loss_on",
+)
+"""Fields that `planning.auto_config` can choose if no preset sets them."""
+
 DROPOUTS = (
     *(f"model.{name}" for name in ("dropout_prob", "attention_dropout", "activation_dropout")),
     "adapter.dropout",

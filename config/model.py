@@ -11,7 +11,6 @@ from typing import ClassVar, Literal, NamedTuple
 
 from config.base import ConfigSection
 from config.errors import ConfigError
-from config.row_ranges import parse_row_ranges
 from config.values import (
     LayerCount,
     Names,
@@ -142,6 +141,10 @@ class ModelSection(ConfigSection):
 
     def embedding_rows_to_initialize(self) -> tuple[int, ...]:
         """Returns the embedding row numbers in `new_rows`."""
+        if self.new_rows is None:
+            return ()
+        from config.row_ranges import parse_row_ranges
+
         return parse_row_ranges(self.new_rows, self.field_path("new_rows"))
 
     @property

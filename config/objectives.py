@@ -31,6 +31,12 @@ contrastive: an anchor, a positive and negatives; rollout: completions with rewa
 ROW_PAIRS: tuple[RowType, ...] = ("paired", "compared")
 """Types of rows that have two texts."""
 
+LABELED: tuple[RowType, ...] = ("labeled", "scored")
+"""Types of rows with a label."""
+
+WHOLE_TEXTS: tuple[RowType, ...] = (*LABELED, "compared", "contrastive")
+"""Types of rows whose texts are read as a whole, none of whose tokens are in the loss."""
+
 HeadType = Literal["lm", "classifier", "none"]
 """Heads of a model: lm: logits of the next token; classifier: scores of sequences; none: the
 vectors of sequences are the output."""

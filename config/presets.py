@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from config.base import ConfigSection
 from config.errors import ConfigError, did_you_mean
-from config.user_yaml import is_user_file, normalize_user_yaml
 from files.errors import FileError
 from files.formatting import format_name, format_value
 from files.yaml_files import LocatedDict, location_prefix, read_yaml
@@ -28,6 +27,11 @@ _PATH_FIELDS = ("train", "validation", "tokenizer")
 _WARMUP = ("warmup_steps", "warmup_proportion")
 
 ConfigT = TypeVar("ConfigT", bound=ConfigSection)
+
+
+def is_user_file(preset: str | None) -> bool:
+    """Returns whether `--config` names a YAML file, not a preset."""
+    return preset is not None and preset.endswith((".yml", ".yaml"))
 
 
 def load_config(
@@ -61,6 +65,8 @@ def load_preset(file: str | Path, preset: str, option_names: Collection[str] = (
     Arguments as for `load_config`; `option_names` as for `normalize_user_yaml`, for a user's file.
     """
     if is_user_file(preset):
+        from config.user_yaml import normalize_user_yaml
+
         return normalize_user_yaml(_read_presets(Path(preset)), option_names)
     return _load_with_bases(_preset_path(file), preset, ())
 

@@ -172,6 +172,10 @@ class FP8(ConfigSection):
     """Multiply in FP8 in the head too."""
 
 
+RANDOM = "random"
+"""Random weights, in place of a model in `Checkpoint.load`."""
+
+
 @dataclass(frozen=True)
 class Checkpoint(ConfigSection):
     """Loading and saving of checkpoints."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -17,13 +18,12 @@ from config.model import NestedModelSection as Model
 from config.model import TiedEmbeddingConfig as TiedEmbeddingConfig
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL_SLOTS, StateSlot
 from config.optimizer_state import Adafactor as Adafactor
-from config.row_ranges import parse_row_ranges
 from config.run import FP8 as FP8
 from config.run import Checkpoint as Checkpoint
 from config.run import Evaluation as Evaluation
 from config.run import Execution as Execution
 from config.run import Generation as Generation
-from config.task import CausalLMData, Seq2SeqData
+from config.task import CausalLMData, SegmentsData, Seq2SeqData
 from config.task import Data as Data
 from config.training import LearningRate as LearningRate
 from config.training import Optimizer as Optimizer
@@ -69,6 +69,8 @@ class RunConfig(ConfigSection):
         asked = self.adapter.trainable_tokens
         if asked == NEW:
             return self.model.embedding_rows_to_initialize()
+        from config.row_ranges import parse_row_ranges
+
         return parse_row_ranges(asked, "adapter.trainable_tokens")
 
     @property
@@ -106,6 +108,45 @@ class RunConfig(ConfigSection):
     def num_expert_weights(self) -> int:
         """Returns the number of expert weights in a layer."""
         return 0
+
+    @property
+    def answers_per_example(self) -> int:
+        """Number of answers in an example: 2 for preference objectives, else 1."""
+        return 2 if self.training.learns_preferences else 1
+
+    @property
+    def texts_per_example(self) -> int:
+        """Number of texts of an example that follow each other in a sample.
+
+        An encoder reads the prompt of two answers once.
+        """
+        if self.training.row_type == "contrastive":
+            return self.training.texts_per_row
+        if self.training.row_type == "compared":
+            return 2
+        return 1 if isinstance(self.data, Seq2SeqData) else self.answers_per_example
+
+    @property
+    def max_examples_per_sample(self) -> int:
+        """Maximum number of examples that share a sample."""
+        data = self.data
+        return data.examples_per_sample if isinstance(data, Seq2SeqData | SegmentsData) else 1
+
+    @property
+    def max_texts_per_sample(self) -> int:
+        """Maximum number of texts that share a sample of a decoder-only model or of an encoder."""
+        return self.max_examples_per_sample * self.texts_per_example
+
+    @property
+    def max_sequences_per_sample(self) -> int:
+        """Maximum number of token sequences that share a sample of the decoder."""
+        return 1 if isinstance(self.data, Seq2SeqData) else self.max_texts_per_sample
+
+    @property
+    def uses_model_tokenizer(self) -> bool:
+        """True if the run uses the tokenizer that the model was published with."""
+        tokenizer, load = self.data.tokenizer, str(self.checkpoint.load)
+        return tokenizer is None or os.path.realpath(tokenizer) == os.path.realpath(load)
 
     @property
     def has_frozen_weights(self) -> bool:

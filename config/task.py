@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from config.base import ConfigSection
@@ -13,6 +14,9 @@ DataFormat = Literal["prompt_completion", "conversational", "language_modeling"]
 OnNull = Literal["error", "skip", "empty"]
 OnLongTarget = Literal["error", "truncate", "skip"]
 LossOn = Literal["all", "completion", "last_turn"]
+
+MIXTURE_SUFFIXES = (".yml", ".yaml")
+"""Suffixes of files that mix data sets."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,11 @@ class Data(ConfigSection):
 
     tokenizer: PathText | None = None
     """Directory or hub name of a tokenizer. null: that of the model and task."""
+
+    @property
+    def is_mixture(self) -> bool:
+        """True if `train` names a mixture file (YAML), not data."""
+        return self.train is not None and Path(self.train).suffix.lower() in MIXTURE_SUFFIXES
 
 
 @dataclass(frozen=True)

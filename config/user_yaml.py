@@ -24,11 +24,6 @@ OPTIONS_KEY = "--"
 """Key of the script's options in normalized data, by the names of their flags."""
 
 
-def is_user_file(preset: str | None) -> bool:
-    """Returns whether `--config` names a YAML file, not a preset."""
-    return preset is not None and preset.endswith((".yml", ".yaml"))
-
-
 def normalize_user_yaml(data: LocatedDict, option_names: Collection[str] = ()) -> LocatedDict:
     """Moves top-level flag names of a user's YAML file into their config sections.
 

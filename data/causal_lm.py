@@ -23,7 +23,6 @@ from data.preference_samples import (
     PreferenceSamples,
     count_prompt_tokens,
     make_kto_labels,
-    max_examples_per_sample,
 )
 from data.prompt_boundary import count_leading_special_tokens, encode_examples, encode_prompts
 from data.rollout_samples import RolloutSamples, TokenizedRollout
@@ -278,7 +277,7 @@ class CausalLM(SampleFormat):
             return TokenBlocks.from_stream(stream, length, tokenizer.pad_token_id)
         num_fixed = len(tokenizer.affix_ids[0])
         return PackedSequences.from_stream(
-            stream, length, tokenizer.pad_token_id, max_examples_per_sample(config), num_fixed
+            stream, length, tokenizer.pad_token_id, config.max_examples_per_sample, num_fixed
         )
 
     def encode_texts(
@@ -308,7 +307,7 @@ class CausalLM(SampleFormat):
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
-        length, pairs_per_sample = config.model.sequence_length, max_examples_per_sample(config)
+        length, pairs_per_sample = config.model.sequence_length, config.max_examples_per_sample
         limit = TokenLimit(length, "sequence_length")  # positions begin anew in each text
         fitting_pairs, truncation = truncate_prompts(
             pairs, limit, config.data.on_long_target, tokenizer
@@ -342,7 +341,7 @@ class CausalLM(SampleFormat):
         fitting, truncation = truncate_prompts(rollouts, limit, on_long_target, tokenizer)
         stream = concatenate_to_stream([r.sequences[0] for r in fitting], True, truncation)
         packed = PackedSequences.from_stream(
-            stream, length, tokenizer.pad_token_id, max_examples_per_sample(config)
+            stream, length, tokenizer.pad_token_id, config.max_examples_per_sample
         )
         return RolloutSamples.from_rollouts(
             packed, packed.samples, fitting, examples, config.training

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from data.special_tokens import compile_token_regex
 from files.formatting import format_name, format_value
 
 NOT_RENDERED = (
@@ -99,6 +98,8 @@ class DataWarnings:
 
     @cached_property
     def _special_token_regex(self) -> re.Pattern[str]:
+        from data.special_tokens import compile_token_regex
+
         return compile_token_regex(self.control)
 
     def merge(self, later_warnings: DataWarnings) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from data.document_chunks import DocumentChunk
-from data.rollout import Rollout
+from config.errors import UserError
 from files.file_location import FileLocation
+
+if TYPE_CHECKING:
+    from data.document_chunks import DocumentChunk
+    from data.rollout import Rollout
 
 MAX_CHARACTERS = 1_000_000
 """Maximum characters of a text; longer ones would take a tokenizer minutes and gigabytes."""
@@ -38,6 +41,16 @@ class Languages(NamedTuple):
 
 
 NO_LANGUAGES = Languages()
+
+
+class LanguageError(UserError, ValueError):
+    """Raised for a language that is missing, or that the tokenizer has no code for.
+
+    Attributes:
+        languages: of the text, if known.
+    """
+
+    languages: Languages | None = None
 
 
 def with_languages(
@@ -70,6 +83,11 @@ class Example(NamedTuple):
     languages: Languages = NO_LANGUAGES
     label: tuple[str, ...] | float | None = None
     rollout: Rollout | None = None
+
+    @property
+    def has_token_ids(self) -> bool:
+        """True if the row of a rollout has the tokens of its prompt and completion."""
+        return self.rollout is not None and bool(self.rollout.completion_ids)
 
     def text_spans(self) -> tuple[TextSpan, ...]:
         """Text spans of prompt and target, for a decoder-only model.

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from config.errors import UserError
-from data.document_chunks import CHUNK_CHARACTERS, DocumentChunkRow, split_into_chunks
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
@@ -204,6 +203,8 @@ def _check_column_names(path: Path, columns: Sequence[str]) -> None:
 
 def _read_document_chunks(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     """Read a text file as rows of document chunks."""
+    from data.document_chunks import CHUNK_CHARACTERS, DocumentChunkRow, split_into_chunks
+
     number = 1
     with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
         for chunk_text, chunk in split_into_chunks(iter(lambda: text.read(CHUNK_CHARACTERS), "")):

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from config.objectives import RowType
 from data.class_labels import ClassLabels
 from data.file_readers import DataError
 from data.prompt_template import ColumnError, NullError, Template
@@ -20,12 +19,6 @@ from files.formatting import format_name, format_value
 
 Label = tuple[str, ...] | float
 """Names of a text's classes, or its number."""
-
-LABELED: tuple[RowType, ...] = ("labeled", "scored")
-"""Types of rows with a label."""
-
-WHOLE_TEXTS: tuple[RowType, ...] = (*LABELED, "compared", "contrastive")
-"""Types of rows whose texts are read as a whole, none of whose tokens are in the loss."""
 
 MAX_CLASSES = 1000
 """Largest number of classes that are taken from the data without being named."""

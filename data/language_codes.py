@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from config.errors import UserError, find_similar_names
-from data.examples import Languages
+from config.errors import find_similar_names
+from data.examples import LanguageError, Languages
 from files.formatting import format_name, format_names, format_value
 
 if TYPE_CHECKING:
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 100
 """Characters of a list of known languages in a message."""
-
-
-class LanguageError(UserError, ValueError):
-    """Raised for a language that is missing, or that the tokenizer has no code for.
-
-    Attributes:
-        languages: of the text, if known.
-    """
-
-    languages: Languages | None = None
 
 
 class LanguageCodes:
@@ -42,12 +32,6 @@ class LanguageCodes:
 
     def __init__(self, hf_tokenizer: PreTrainedTokenizerBase) -> None:
         self.hf_tokenizer: Any = hf_tokenizer
-
-    @classmethod
-    def from_tokenizer(cls, hf_tokenizer: PreTrainedTokenizerBase) -> LanguageCodes | None:
-        """Create the language codes of a tokenizer; None if it marks no languages."""
-        has_codes = all(hasattr(hf_tokenizer, name) for name in ("src_lang", "tgt_lang"))
-        return cls(hf_tokenizer) if has_codes and hasattr(type(hf_tokenizer), "src_lang") else None
 
     @cached_property
     def token_ids(self) -> dict[str, int]:

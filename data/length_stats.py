@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from config.objectives import WHOLE_TEXTS
 from data.examples import Corpus
-from data.labeled_rows import WHOLE_TEXTS
 from data.pipeline import Pipeline
 from data.preference_samples import PreferencePair
 from data.task import Split

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from config.sections import Data
+from config.task import MIXTURE_SUFFIXES
 from data.file_readers import DataError
 from data.samples import Samples, hash_arrays, sample_lengths, shuffle_epoch
 from data.sources import PARALLEL
@@ -31,7 +32,6 @@ from data.truncation import TruncationCounts
 from files.formatting import format_name, format_path, format_value
 from files.yaml_files import LocatedDict, location_prefix, read_yaml
 
-YAML_SUFFIXES = (".yml", ".yaml")
 WEIGHT = "weight"
 SOURCE_FIELDS = (
     "train", WEIGHT, "format", "prompt", "target", "messages", "system", "class_labels", "on_null",
@@ -54,11 +54,6 @@ class MixtureSource(NamedTuple):
     name: str
     weight: float | None
     data: Data
-
-
-def is_mixture(data: Data) -> bool:
-    """True if `data.train` names a mixture file (YAML), not data."""
-    return data.train is not None and Path(data.train).suffix.lower() in YAML_SUFFIXES
 
 
 def read_mixture(data: Data) -> list[MixtureSource]:
@@ -101,7 +96,7 @@ def _parse_mixture_source(data: Data, path: Path, name: str, values: Any) -> Mix
             "positive number"
         )
     train = _resolve_file_names(path.parent, values["train"])
-    if Path(train).suffix.lower() in YAML_SUFFIXES:
+    if Path(train).suffix.lower() in MIXTURE_SUFFIXES:
         raise DataError(f"{location} is a mixture, but a mixture has files, folders and data sets")
     overrides = {field: value for field, value in values.items() if field != WEIGHT}
     settings = data.to_dict()

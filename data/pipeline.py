@@ -13,25 +13,18 @@ import numpy as np
 import popdist
 from config.errors import ConfigError
 from config.model import ModelSection
-from config.objectives import ROW_PAIRS
+from config.objectives import LABELED, ROW_PAIRS, WHOLE_TEXTS
 from config.process_checks import check_same_on_all_processes, hash_json
+from config.run import RANDOM
 from config.sections import RunConfig
 from config.values import split_names
 from data.class_labels import ClassLabels
 from data.data_cache import DataCache
-from data.data_warnings import DataWarnings
-from data.examples import NO_LANGUAGES, Corpus, Example, Languages, TokenizedText
-from data.labeled_rows import LABELED, WHOLE_TEXTS
-from data.language_codes import LanguageCodes, LanguageError
-from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
-from data.preference_samples import PreferencePair, count_equal_pairs
-from data.rollout_samples import RolloutSamples, tokenize_from_ids, tokenize_rollouts
+from data.examples import NO_LANGUAGES, Corpus, Example, LanguageError, Languages, TokenizedText
 from data.sample_format import SampleFormat
 from data.samples import Prompts, Samples
-from data.sources import DataError
-from data.special_tokens import special_token_texts
+from data.sources import DataError, is_large_source
 from data.task import SAMPLE_FOLDER, Split, Task, task_from_config
-from data.token_cache import TokenizedSplits, is_large_source, load_or_tokenize
 from data.tokenizer import (
     REPEATED_SPACES,
     MissingEmbeddingRowError,
@@ -44,13 +37,17 @@ from files.file_location import FileLocation
 from files.formatting import format_name, format_names, format_value
 from files.run_folder import RunFolder
 from huggingface import hub
-from huggingface.pretrained import RANDOM
 from terminal.screen import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from data.chat_template import ChatTemplate
+    from data.data_warnings import DataWarnings
+    from data.language_codes import LanguageCodes
+    from data.mixture import MixtureSource
+    from data.rollout_samples import RolloutSamples
+    from data.token_cache import TokenizedSplits
 
 
 SAMPLE_FORMAT_NAMES = ("seq2seq", "causal_lm")
@@ -165,8 +162,10 @@ class Pipeline:
         Raises:
             UserError: the mixture cannot be read.
         """
-        if not is_mixture(self.user_config.data):
+        if not self.user_config.data.is_mixture:
             return {}
+        from data.mixture import read_mixture
+
         return {
             source: replace(
                 self,
@@ -304,6 +303,15 @@ class Pipeline:
             if self.task.row_type == "compared" and not self.tokenizer.chat:  # as TRL
                 encoded = map(self.tokenizer.append_eos, encoded)
             return [TokenizedText(ids, np.zeros(len(ids), bool)) for ids in encoded]
+        if self.task.row_type == "rollout":
+            return self._tokenize_rollout_texts(examples)
+        tokenized = self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer)
+        return list(tokenized)
+
+    def _tokenize_rollout_texts(self, examples: Sequence[Example]) -> list[TokenizedText]:
+        """Tokenize the prompts and completions of rollouts, except those whose rows have tokens."""
+        from data.rollout_samples import tokenize_from_ids
+
         known = [tokenize_from_ids(example) for example in examples]
         unknown = [e for e, tokens in zip(examples, known, strict=True) if tokens is None]
         tokenized = self.sample_format.tokenize(self._resolved_config, unknown, self.tokenizer)
@@ -358,16 +366,16 @@ class Pipeline:
                 "of anchor and positive"
             )
         large = is_large_source(task.source_of_split(split)) and not task.row_type
-        if (
-            large
-            and self.sample_format.name in SAMPLE_FORMAT_NAMES
-            and (tokenized := load_or_tokenize(self, split))
-        ):
-            return self._corpora_from_tokenized(split, tokenized)
+        if large and self.sample_format.name in SAMPLE_FORMAT_NAMES:
+            from data.token_cache import load_or_tokenize
+
+            if tokenized := load_or_tokenize(self, split):
+                return self._corpora_from_tokenized(split, tokenized)
         if not self.is_chat:
-            notes = self.new_data_warnings()
+            notes = self.new_data_warnings() if task.is_user_data else None
             corpora = task.read_splits(split, data_warnings=notes).items()
-            self._print_data_warnings(notes)
+            if notes is not None:
+                self._print_data_warnings(notes)
             return {name: corpus.map_examples(self.render_example) for name, corpus in corpora}
         chat = self.training_template()
         splits = task.read_splits(split, chat, chat.warnings)
@@ -378,6 +386,8 @@ class Pipeline:
         self, split: Split, tokenized: TokenizedSplits
     ) -> dict[Split, Corpus]:
         """Convert tokenized data of a split, read from the token cache, to a corpus by split."""
+        from data.data_warnings import DataWarnings
+
         splits = {name: corpus for name, (corpus, _) in tokenized.items()}
         self.task.check_examples_left(split, splits)
         if self.is_chat:
@@ -401,9 +411,13 @@ class Pipeline:
 
     def new_data_warnings(self) -> DataWarnings:
         """Create an empty collection of warnings about rows of the task's data."""
-        return DataWarnings(
-            special_token_texts(self.tokenizer.hf_tokenizer) if self.task.is_user_data else ()
-        )
+        from data.data_warnings import DataWarnings
+
+        if not self.task.is_user_data:
+            return DataWarnings()
+        from data.special_tokens import special_token_texts
+
+        return DataWarnings(special_token_texts(self.tokenizer.hf_tokenizer))
 
     def _print_data_warnings(self, notes: DataWarnings) -> None:
         """Print the warnings about data rows, once for all splits together."""
@@ -459,8 +473,11 @@ class Pipeline:
         rows = len(corpus.examples) // answers
         if len(samples) != rows:
             notes[0] += f" of {rows} {ROW_NOUNS[row_type or self.task.row_format]}"
-        if num_equal := row_type in ROW_PAIRS and count_equal_pairs(corpus.examples):
-            notes.append(f"{num_equal} pairs of equal answers, which teach no preference")
+        if row_type in ROW_PAIRS:
+            from data.preference_samples import count_equal_pairs
+
+            if num_equal := count_equal_pairs(corpus.examples):
+                notes.append(f"{num_equal} pairs of equal answers, which teach no preference")
         if self.task.validation_fraction is not None:
             num_held_out = len(self.read_corpus("validation").examples) // answers
             notes.append(
@@ -485,6 +502,8 @@ class Pipeline:
         return samples
 
     def _make_mixture_samples(self) -> Samples:
+        from data.mixture import MixtureSamples
+
         self._check_target_lengths(Corpus([]))
         samples_by_source = [
             pipeline.make_training_samples(format_name(source.name))
@@ -567,6 +586,8 @@ class Pipeline:
             if row_type == "rollout":
                 return self._make_rollout_samples(examples, tokens)
             if row_type is not None:
+                from data.preference_samples import PreferencePair
+
                 pairs = PreferencePair.from_examples(examples, tokens, row_type == "unpaired")
                 return self.sample_format.make_pair_samples(self.config, pairs, self.tokenizer)
             return self.sample_format.make_samples(
@@ -578,6 +599,8 @@ class Pipeline:
     def _make_rollout_samples(
         self, examples: Sequence[Example], tokens: Sequence[TokenizedText]
     ) -> RolloutSamples:
+        from data.rollout_samples import tokenize_rollouts
+
         config, tokenizer = self.config, self.tokenizer
         rollouts = tokenize_rollouts(
             examples,
@@ -672,7 +695,7 @@ class Pipeline:
             data.train is None
             or self.task.row_format != "prompt_completion"
             or self.task.row_type in WHOLE_TEXTS
-            or tokenize_from_ids(examples[0]) is not None
+            or examples[0].has_token_ids
             or not self.sample_format.trains_whole_chats
         ):
             return

@@ -18,47 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from config.sections import RunConfig
-from config.task import SegmentsData, Seq2SeqData
 from data.examples import Example, TokenizedText
 from data.packing import EMPTY_SLOT
 from data.samples import ExtendedSamples
 
 NUM_LOSS_TOKENS, KTO_LABELS = "num_loss_tokens", "kto_labels"
 REF_LOGPS, SEGMENT_IDS = "ref_logps", "segment_ids"
-
-
-def answers_per_example(config: RunConfig) -> int:
-    """Number of answers in an example of a configuration: 2 for preference objectives, else 1."""
-    return 2 if config.training.learns_preferences else 1
-
-
-def texts_per_example(config: RunConfig) -> int:
-    """Number of texts of an example that follow each other in a sample.
-
-    An encoder reads the prompt of two answers once.
-    """
-    if config.training.row_type == "contrastive":
-        return config.training.texts_per_row
-    if config.training.row_type == "compared":
-        return 2
-    return 1 if isinstance(config.data, Seq2SeqData) else answers_per_example(config)
-
-
-def max_examples_per_sample(config: RunConfig) -> int:
-    """Maximum number of examples that share a sample."""
-    data = config.data
-    return data.examples_per_sample if isinstance(data, Seq2SeqData | SegmentsData) else 1
-
-
-def max_texts_per_sample(config: RunConfig) -> int:
-    """Maximum number of texts that share a sample of a decoder-only model or of an encoder."""
-    return max_examples_per_sample(config) * texts_per_example(config)
-
-
-def max_sequences_per_sample(config: RunConfig) -> int:
-    """Maximum number of token sequences that share a sample of the decoder."""
-    return 1 if isinstance(config.data, Seq2SeqData) else max_texts_per_sample(config)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class TokenizedRollout:
 def tokenize_from_ids(example: Example) -> TokenizedText | None:
     """Token ids of a rollout whose row has them; None for other examples."""
     rollout = example.rollout
-    if rollout is None or not rollout.completion_ids:
+    if rollout is None or not example.has_token_ids:
         return None
     ids = np.asarray([*rollout.prompt_ids, *rollout.completion_ids], np.int32)
     return TokenizedText(ids, np.arange(len(ids)) >= len(rollout.prompt_ids))

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 from config.task import DataFormat
 from data.class_labels import ClassLabels
-from data.conversations import CONVERSATION_COLUMNS, has_conversation
-from data.document_chunks import DocumentChunkRow
 from data.file_readers import DataError, Row
 from data.prompt_template import Instruction, Template
 from files.file_location import FileLocation
@@ -78,6 +76,9 @@ def detect_row_format(location: FileLocation, row: Row) -> DataFormat:
     Raises:
         DataError: preferences, which need an objective of their own.
     """
+    from data.conversations import CONVERSATION_COLUMNS, has_conversation
+    from data.document_chunks import DocumentChunkRow
+
     if isinstance(row, DocumentChunkRow) or {*row} == {*DOCUMENT_TEMPLATE.columns}:
         return "language_modeling"
     if row.keys() >= PREFERENCE_COLUMNS and not any(name in row for name in CONVERSATION_COLUMNS):

@@ -19,15 +19,6 @@ from config.model import StartToken
 from config.sections import RunConfig
 from config.task import OnLongTarget
 from data.examples import Example, Languages, TokenizedText, with_languages
-from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
-from data.preference_samples import (
-    NUM_LOSS_TOKENS,
-    PreferencePair,
-    PreferenceSamples,
-    answers_per_example,
-    make_kto_labels,
-    max_examples_per_sample,
-)
 from data.sample_format import (
     SampleFormat,
     TokenInLoss,
@@ -55,6 +46,7 @@ from data.truncation import (
 )
 
 if TYPE_CHECKING:
+    from data.preference_samples import PreferencePair, PreferenceSamples
     from data.rollout_samples import RolloutSamples, TokenizedRollout
     from data.token_sequences import DecodedSequences
     from data.tokenizer import Tokenizer
@@ -141,6 +133,8 @@ class PackedExamples:
     @classmethod
     def from_examples(cls, examples: EncodedExamples, max_per_sample: int) -> PackedExamples:
         """Pack up to `max_per_sample` examples into each sample."""
+        from data.packing import pack_sequences
+
         lengths = np.diff(examples.offsets)
         return cls(examples, pack_sequences(lengths, examples.sequence_length, max_per_sample))
 
@@ -169,6 +163,8 @@ class PackedExamples:
         as in `concatenate_packed_sequences`; `decoder_input_ids` and `labels` have a sequence for
         each target of each place, [n * places * answers, decoder_sequence_length].
         """
+        from data.packing import EMPTY_SLOT, concatenate_packed_sequences
+
         encoded, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
         input_ids, segment_ids = concatenate_packed_sequences(
             samples, encoded.prompt_ids, encoded.sequence_length, encoded.pad
@@ -212,7 +208,7 @@ class Seq2Seq(SampleFormat):
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
-        max_per_sample = max_examples_per_sample(config)
+        max_per_sample = config.max_examples_per_sample
         encoded = truncate_examples(
             tokenized,
             examples,
@@ -260,6 +256,8 @@ class Seq2Seq(SampleFormat):
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
         """Make samples in which one prompt has two targets, the chosen and the rejected answer."""
+        from data.preference_samples import PreferenceSamples, make_kto_labels
+
         fitting_pairs, limit = list(pairs), self.output_length(config)
         if config.data.on_long_target == "skip":
             fitting_pairs = [pair for pair in pairs if _longest_target_length(pair) <= limit]
@@ -291,7 +289,7 @@ class Seq2Seq(SampleFormat):
             truncation,
             start,
         )
-        packed = PackedExamples.from_examples(pair_examples, max_examples_per_sample(config))
+        packed = PackedExamples.from_examples(pair_examples, config.max_examples_per_sample)
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
         return PreferenceSamples(packed, packed.samples, counts, make_kto_labels(fitting_pairs))
 
@@ -317,7 +315,7 @@ class Seq2Seq(SampleFormat):
             start=config.model.training_start_token,
         )
         encoded = replace(encoded, truncation_counts=encoded.truncation_counts + truncation)
-        packed = PackedExamples.from_examples(encoded, max_examples_per_sample(config))
+        packed = PackedExamples.from_examples(encoded, config.max_examples_per_sample)
         return RolloutSamples.from_rollouts(
             packed, packed.samples, fitting, examples, config.training
         )
@@ -340,7 +338,7 @@ class Seq2Seq(SampleFormat):
         Prompts are truncated on the right, conversations on the left.
         """
         max_tokens = config.model.sequence_length
-        multiple = max_tokens if max_examples_per_sample(config) > 1 else length_multiple(config)
+        multiple = max_tokens if config.max_examples_per_sample > 1 else length_multiple(config)
         is_chat = config.data.format == "conversational"
         rows = list(tokenizer.encode_side(with_languages(texts, languages), False))
         return pad_prompts(config, texts, rows, tokenizer, multiple, is_chat)
@@ -362,16 +360,14 @@ class Seq2Seq(SampleFormat):
     def count_predicted_positions(self, config: RunConfig) -> int:
         """Number of predicted tokens of a sample: one for each target position."""
         return (
-            self.output_length(config)
-            * max_examples_per_sample(config)
-            * answers_per_example(config)
+            self.output_length(config) * config.max_examples_per_sample * config.answers_per_example
         )
 
     def make_random_samples(
         self, config: RunConfig, count: int, mean_tokens: float | None
     ) -> Samples:
         """Make samples of random tokens; without a mean length, examples have equal lengths."""
-        model, max_per_sample = config.model, max_examples_per_sample(config)
+        model, max_per_sample = config.model, config.max_examples_per_sample
         prompt_length = (
             model.sequence_length if mean_tokens else model.sequence_length // max_per_sample
         )
@@ -402,6 +398,8 @@ class Seq2Seq(SampleFormat):
         }
 
     def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
+        from data.preference_samples import NUM_LOSS_TOKENS
+
         if "labels" not in batch:
             return sequences_without_loss(batch)
         sequences = list[list[TokenInLoss]]()

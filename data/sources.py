@@ -36,6 +36,9 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
 PARALLEL = "+"
 """Separator of two parallel text files."""
 
+MIN_BYTES = 8 * 2**20
+"""Bytes of a large source: several processes that tokenize it pay off."""
+
 _UNSUPPORTED_SUFFIXES = (".gz", ".xlsx", ".zip")
 """Suffixes of unsupported files; a name with one is no hub data set either."""
 
@@ -242,6 +245,11 @@ class HubDataset:
         rows: Iterable[Row] = self._loaded_dataset
         for index, row in enumerate(rows):
             yield FileLocation(self.name, index, "row"), row_without_arrow_nulls(row)
+
+
+def is_large_source(source: Source) -> bool:
+    """True if a data source has enough bytes for several processes; False on the hub."""
+    return source.estimate_bytes() >= MIN_BYTES
 
 
 def _estimate_file_bytes(path: Path) -> int:

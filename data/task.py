@@ -8,50 +8,18 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tqdm import tqdm
 
 from config.errors import UserError
 from config.metrics import RETRIEVAL_METRICS
-from config.objectives import RowType
+from config.objectives import LABELED, RowType
 from config.sections import Data
 from config.task import DataFormat, OnNull
 from data.class_labels import UNLABELED, ClassLabels, match_column_labels
-from data.contrastive_rows import contrastive_columns, read_contrastive_texts, read_negatives
-from data.conversations import (
-    QUESTION_COLUMNS,
-    Conversation,
-    conversation_columns,
-    has_conversation,
-    make_conversation,
-    read_conversation,
-)
-from data.data_warnings import UNUSED_NEGATIVES, DataWarnings
-from data.document_chunks import DocumentChunkRow, split_into_chunks
 from data.examples import MAX_CHARACTERS, Corpus, Example
-from data.labeled_rows import (
-    LABELED,
-    collect_classes,
-    find_label_column,
-    is_list_column,
-    labeled_text_template,
-    read_label,
-)
-from data.mixture import is_mixture, read_mixture
-from data.preference_rows import (
-    detect_answer_format,
-    preference_columns,
-    read_answers,
-)
 from data.prompt_template import ColumnError, NullError, Template
-from data.reward_rows import (
-    read_chosen_rejected_conversations,
-    read_chosen_rejected_texts,
-    read_margin,
-    reward_columns,
-)
-from data.rollout_rows import read_rollout, rollout_columns
 from data.row_formats import (
     COMMON_COLUMNS,
     DOCUMENT_TEMPLATE,
@@ -66,6 +34,10 @@ from data.translation import USUAL_COLUMNS, TranslationLanguages, with_language_
 from files.file_location import FileLocation
 from files.formatting import format_path
 from terminal.screen import is_first_process
+
+if TYPE_CHECKING:
+    from data.conversations import Conversation
+    from data.data_warnings import DataWarnings
 
 Split = Literal["train", "validation"]
 
@@ -137,6 +109,8 @@ class Task:
         if self.row_type is not None:
             if self._first_row is None or self.row_type == "contrastive":
                 return "prompt_completion"
+            from data.preference_rows import detect_answer_format
+
             return detect_answer_format(self._first_row[1])
         if self.prompt is not None and self.target is not None:
             return "prompt_completion"
@@ -196,6 +170,8 @@ class Task:
     @cached_property
     def labels_are_lists(self) -> bool:
         """True if the labels of the rows are lists of classes."""
+        from data.labeled_rows import find_label_column, is_list_column
+
         if self.row_type != "labeled" or self._first_row is None:
             return False
         location, row = self._first_row
@@ -206,6 +182,8 @@ class Task:
 
     def _collect_classes(self) -> tuple[str, ...] | None:
         """Names of the classes in the data; None without data."""
+        from data.labeled_rows import collect_classes, find_label_column
+
         source = self.sources.get("train") or next(iter(self.sources.values()), None)
         if source is None or self._first_row is None:
             return None
@@ -234,6 +212,8 @@ class Task:
         self, source: Source, first_row: tuple[FileLocation, Row] | None
     ) -> tuple[str, ...] | None:
         """Class names of the label's column in a data source; None if it is no ClassLabel."""
+        from data.labeled_rows import find_label_column
+
         if first_row is None:
             return None
         location, row = first_row
@@ -353,7 +333,11 @@ class Task:
                         self._used_columns(location, row, row_schema.pair, reader),
                     )
                     if self.row_type == "contrastive":
+                        from data.contrastive_rows import read_negatives
+
                         for unread in read_negatives(row)[self.num_negatives :]:
+                            from data.data_warnings import UNUSED_NEGATIVES
+
                             data_warnings.count_warning(
                                 UNUSED_NEGATIVES, "negatives", location, unread
                             )
@@ -376,6 +360,8 @@ class Task:
         if self.row_type in LABELED:
             return self._convert_labeled_row(location, row, row_schema.labels, reader)
         if self.row_type == "contrastive":
+            from data.contrastive_rows import read_contrastive_texts
+
             texts = read_contrastive_texts(row, self.num_negatives, self.prompt, self.target)
             for text in texts:
                 _check_text_length(text.target)
@@ -414,41 +400,58 @@ class Task:
         reader: ConversationReader | None,
     ) -> set[str]:
         """Columns of a row that are rendered to text or control the rendering."""
+        if self.row_type is not None:
+            return self._used_columns_of_row_type(row, reader is not None)
+        if reader is None and self.row_format == "language_modeling":
+            return {*(self.target or DOCUMENT_TEMPLATE).columns}
+        if reader is None:
+            pair = prompt_target or self._complete_prompt_target(location, row)
+            return {*pair.used_columns}
+        from data.conversations import QUESTION_COLUMNS, conversation_columns
+
+        if self._has_conversation(row):
+            return conversation_columns(row, self.messages)
+        pair = prompt_target or self._complete_prompt_target(location, row)
+        return {*pair.used_columns, *QUESTION_COLUMNS}
+
+    def _used_columns_of_row_type(self, row: Row, are_conversations: bool) -> set[str]:
+        """Columns of a row that an objective with rows of its own reads."""
+        from data.contrastive_rows import contrastive_columns
+        from data.conversations import conversation_columns
+        from data.labeled_rows import find_label_column, labeled_text_template
+        from data.preference_rows import preference_columns
+        from data.reward_rows import reward_columns
+        from data.rollout_rows import rollout_columns
+
         if self.row_type in LABELED:
             label = find_label_column(row, self.target)
-            if reader is not None:
+            if are_conversations:
                 return {label, *conversation_columns(row, self.messages)}
             template = labeled_text_template(row, self.prompt)
             return {label, *template.columns, *getattr(template, "optional", ())}
         if self.row_type == "contrastive":
             return contrastive_columns(row, self.prompt, self.target)
+        prompt_columns = () if self.prompt is None else self.prompt.columns
         if self.row_type == "compared":
-            prompt_columns = () if self.prompt is None else self.prompt.columns
-            return {*prompt_columns, *reward_columns(reader is not None)}
-        if self.row_type is not None:
-            prompt_columns = () if self.prompt is None else self.prompt.columns
-            are_conversations = reader is not None
-            if self.row_type == "rollout":
-                return {*prompt_columns, *rollout_columns(are_conversations)}
-            unpaired = self.row_type == "unpaired"
-            return {*prompt_columns, *preference_columns(unpaired, are_conversations)}
-        if reader is not None and self._has_conversation(row):
-            return conversation_columns(row, self.messages)
-        if reader is None and self.row_format == "language_modeling":
-            return {*(self.target or DOCUMENT_TEMPLATE).columns}
-        question_columns = QUESTION_COLUMNS if reader is not None else set[str]()
-        return {
-            *(prompt_target or self._complete_prompt_target(location, row)).used_columns,
-            *question_columns,
-        }
+            return {*prompt_columns, *reward_columns(are_conversations)}
+        if self.row_type == "rollout":
+            return {*prompt_columns, *rollout_columns(are_conversations)}
+        unpaired = self.row_type == "unpaired"
+        return {*prompt_columns, *preference_columns(unpaired, are_conversations)}
 
     def _has_conversation(self, row: Row) -> bool:
-        return self.prompt is None and has_conversation(row, self.messages)
+        if self.prompt is not None:
+            return False
+        from data.conversations import has_conversation
+
+        return has_conversation(row, self.messages)
 
     def _read_row_conversation(
         self, location: FileLocation, row: Row, labels: ClassLabels | None
     ) -> Conversation | int:
         """Conversation in a row; or, as an integer, the reason why the row is dropped."""
+        from data.conversations import make_conversation, read_conversation
+
         if self._has_conversation(row):
             conversation = read_conversation(row, self.messages, self.on_null == "empty")
             return conversation.with_system_message(self.system)
@@ -462,6 +465,9 @@ class Task:
         self, location: FileLocation, row: Row, reader: ConversationReader | None
     ) -> list[Example]:
         """Examples from a row of preference data; empty if the chat template rejects one."""
+        from data.conversations import Conversation
+        from data.preference_rows import read_answers
+
         prompt = None if self.prompt is None else self.prompt.render(row)
         examples = list[Example]()
         unpaired = self.row_type == "unpaired"
@@ -485,6 +491,9 @@ class Task:
         reader: ConversationReader | None,
     ) -> list[Example | int]:
         """Example from a labeled row; empty if the chat template rejects it."""
+        from data.conversations import read_conversation
+        from data.labeled_rows import find_label_column, labeled_text_template, read_label
+
         column = find_label_column(row, self.target)
         label = read_label(row, column, classes, self.labels_are_lists)
         if label is None:
@@ -500,6 +509,12 @@ class Task:
         self, location: FileLocation, row: Row, reader: ConversationReader | None
     ) -> list[Example]:
         """Examples of a row's chosen and rejected text; empty if the chat template rejects one."""
+        from data.reward_rows import (
+            read_chosen_rejected_conversations,
+            read_chosen_rejected_texts,
+            read_margin,
+        )
+
         prompt, margin = None if self.prompt is None else self.prompt.render(row), read_margin(row)
         if reader is None:
             texts: list[str | None] = [*read_chosen_rejected_texts(row, prompt)]
@@ -517,6 +532,9 @@ class Task:
         self, location: FileLocation, row: Row, reader: ConversationReader | None
     ) -> list[Example]:
         """Example from a row of rollouts; empty if the chat template rejects it."""
+        from data.conversations import Conversation
+        from data.rollout_rows import read_rollout
+
         prompt = None if self.prompt is None else self.prompt.render(row)
         content, rollout = read_rollout(row, prompt, reader is not None)
         if isinstance(content, Conversation):
@@ -530,6 +548,8 @@ class Task:
         return [content.with_rollout(rollout)]
 
     def _convert_document_row(self, row: Row) -> list[Example]:
+        from data.document_chunks import DocumentChunkRow, split_into_chunks
+
         if isinstance(row, DocumentChunkRow):
             return [Example("", row["text"], doc_chunk=row.doc_chunk)]
         text = (self.target or DOCUMENT_TEMPLATE).render(row)
@@ -548,6 +568,8 @@ class Task:
         Raises:
             ColumnError: it has neither messages nor a prompt.
         """
+        from data.conversations import has_conversation, make_conversation, read_conversation
+
         if has_conversation(row, self.messages):
             conversation = read_conversation(row, self.messages).without_last_answer()
             if not conversation.messages:
@@ -693,7 +715,7 @@ def task_from_config(data: Data, row_type: RowType | None = None, num_negatives:
     """
     names_by_split: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in names_by_split.items() if name is not None}
-    task, has_mixture = TASKS[data.dataset], is_mixture(data)
+    task, has_mixture = TASKS[data.dataset], data.is_mixture
     validation_fraction = _parse_validation_fraction(data.validation)
     if validation_fraction is not None and has_mixture:
         raise DataError(
@@ -736,8 +758,11 @@ def check_task_and_files(data: Data) -> None:
     """Raise UserError if the task is invalid or its local files are missing; reads no data."""
     for source in task_from_config(data).sources.values():
         source.check_local_files()
-    for mixture_source in read_mixture(data) if is_mixture(data) else ():
-        check_task_and_files(mixture_source.data)
+    if data.is_mixture:
+        from data.mixture import read_mixture
+
+        for mixture_source in read_mixture(data):
+            check_task_and_files(mixture_source.data)
 
 
 def _read_first_row(source: Source) -> tuple[FileLocation, Row] | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from config.sections import RunConfig
-from data.preference_samples import max_texts_per_sample
 from data.token_sequences import TokenSequences, pack_rows
 from data.tokenizer import Tokenizer
 from data.truncation import TokenLimit, TruncationCounts, truncate_right
@@ -32,7 +31,7 @@ def make_text_samples(
     rows = [texts[i : i + texts_per_row] for i in range(0, len(texts), texts_per_row)]
     rows, truncation = _truncate_rows(rows, config, tokenizer)
     sequences = [text for row in rows for text in row]
-    length, places = config.model.sequence_length, max_texts_per_sample(config)
+    length, places = config.model.sequence_length, config.max_texts_per_sample
     _, slots = pack_rows(sequences, texts_per_row, length, places // texts_per_row)
     return TokenSequences(
         sequences,

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 import popdist
 from data.examples import Corpus
-from data.sources import DataError, Source
+from data.sources import DataError
 from data.task import Split
 from data.token_store import read_token_store
 from files.atomic_writing import wrap_write_errors
@@ -37,9 +37,6 @@ from terminal.screen import is_first_process, say
 if TYPE_CHECKING:
     from data.pipeline import Pipeline
 
-MIN_BYTES = 8 * 2**20
-"""Bytes of data from which several processes pay off."""
-
 MAX_PROCESSES = 16
 """Maximum number of tokenizing processes."""
 
@@ -47,11 +44,6 @@ LIBRARIES = ("jinja2", "tokenizers", "transformers")
 """Libraries whose versions affect texts and tokens."""
 
 DATA_FOLDER = Path(__file__).parent
-
-
-def is_large_source(source: Source) -> bool:
-    """True if a data source has enough bytes for several processes; False on the hub."""
-    return source.estimate_bytes() >= MIN_BYTES
 
 
 TokenizedSplits = dict[Split, tuple[Corpus, JsonObject]]

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from config.errors import UserError
-from data.document_chunks import DocumentChunk
 from data.examples import Languages, TextSpan
 from data.examples import TokenizedText as TokenizedText
-from data.language_codes import LanguageCodes, mark_target_language
 from files.atomic_writing import write_folder_atomically, write_json
 from files.formatting import format_name, format_value
 from files.run_folder import RunFolder
-from huggingface.generation_config import GENERATION_CONFIG
 from huggingface.tokenizer_limits import wrap_rust_panics
 from terminal.screen import say
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
+
+    from data.document_chunks import DocumentChunk
+    from data.language_codes import LanguageCodes
 
 T = TypeVar("T")
 CHUNK_TEXTS = 4096
@@ -102,7 +102,7 @@ class Tokenizer:
         self.hf_tokenizer, self.chat, self._vocab_size = hf_tokenizer, chat, limit
         self.eos_token_id = int(hf_tokenizer.eos_token_id) if eos_token_id is None else eos_token_id
         self.pad_token_id = int(hf_tokenizer.pad_token_id)
-        self.language_codes = LanguageCodes.from_tokenizer(hf_tokenizer)
+        self.language_codes = _language_codes(hf_tokenizer)
         self._lacks_rows = self.required_vocab_size > limit
         if self.eos_token_id >= limit:
             raise ValueError(
@@ -177,7 +177,9 @@ class Tokenizer:
             for languages, indices in by_languages.items():
                 with self._select_languages(languages):
                     side_texts = [chunk[i][0] for i in indices]
-                    if not is_target:
+                    if languages.target is not None and not is_target:
+                        from data.language_codes import mark_target_language
+
                         side_texts = [
                             mark_target_language(self.hf_tokenizer, text, languages)
                             for text in side_texts
@@ -419,6 +421,8 @@ def save_tokenizer(
         WriteError: it cannot be written.
     """
 
+    from huggingface.generation_config import GENERATION_CONFIG
+
     def write_tokenizer_files(draft: Path) -> None:
         tokenizer.hf_tokenizer.save_pretrained(draft)
         if settings:
@@ -549,6 +553,16 @@ def add_tokens(hf_tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> 
     """Add missing tokens to a tokenizer's vocabulary."""
     known = hf_tokenizer.get_vocab()
     hf_tokenizer.add_tokens([name for name in tokens if name not in known])
+
+
+def _language_codes(hf_tokenizer: PreTrainedTokenizerFast) -> LanguageCodes | None:
+    """Language codes of a tokenizer; None if it marks no languages."""
+    has_codes = all(hasattr(hf_tokenizer, name) for name in ("src_lang", "tgt_lang"))
+    if not (has_codes and hasattr(type(hf_tokenizer), "src_lang")):
+        return None
+    from data.language_codes import LanguageCodes
+
+    return LanguageCodes(hf_tokenizer)
 
 
 def _set_pad_token(hf_tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:

@@ -16,7 +16,6 @@ from config.errors import UserError
 from files.formatting import format_name, format_names, format_path, format_value
 from files.git_lfs import check_not_lfs_pointer
 from files.json_files import read_json_object
-from huggingface.hub_errors import check_not_cache, explain_hub_error
 from huggingface.tokenizer_limits import TOKENIZER_FILE, check_text_growth, wrap_rust_panics
 from huggingface.vocabulary_check import check_vocabulary, special_token_arguments
 
@@ -63,6 +62,8 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
         with _offline_datasets(not reachable):
             return datasets.load_dataset(path, name, split=split)
     except Exception as error:  # its library raises exceptions of many kinds
+        from huggingface.hub_errors import explain_hub_error
+
         problem = explain_hub_error(path, error, reachable, "dataset")
         raise DataUnavailable(
             f"cannot get data set {path}{f'/{name}' if name else ''} from the Hugging Face hub"
@@ -106,6 +107,18 @@ def read_class_names(dataset: Dataset, column: str) -> tuple[str, ...] | None:
     return None if names is None else tuple(map(str, names))
 
 
+def check_not_cache(folder: Path) -> None:
+    """Raise UserError if a folder is a model's cache folder, which holds snapshots."""
+    if not (folder / "snapshots").is_dir():
+        return
+    prefix, _, name = folder.resolve().name.partition("--")  # models--OWNER--NAME
+    suggestion = f" {format_name(name.replace('--', '/'))}" if prefix == "models" and name else ""
+    raise UserError(
+        f"{format_path(folder)} is a folder of the hub's cache: give the model's "
+        f"name{suggestion}, or one of the folders in its snapshots"
+    )
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder or of a model on the hub.
 
@@ -140,6 +153,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
                 f"({format_name(str(error).partition(chr(10))[0], 60)}): "
                 "give one with tokenizer.json and tokenizer_config.json"
             ) from error
+        from huggingface.hub_errors import explain_hub_error
+
         problem = explain_hub_error(name, error, reachable)
         raise DataUnavailable(
             f"tokenizer {name} is no folder, and cannot be had from the Hugging Face hub"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from files.errors import UserError
 from files.formatting import format_name, format_path
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -157,15 +155,3 @@ def _explain_response(name: str, response: Any, repo_type: str) -> HubErrorExpla
         advice = "wait some minutes" + ("" if has_token else f", or give a token by {_LOGIN}")
         return HubErrorExplanation("the hub refuses more requests for now", advice)
     return HubErrorExplanation(f"the hub answers with status {status}", "try again later")
-
-
-def check_not_cache(folder: Path) -> None:
-    """Raise UserError if a folder is a model's cache folder, which holds snapshots."""
-    if not (folder / "snapshots").is_dir():
-        return
-    prefix, _, name = folder.resolve().name.partition("--")  # models--OWNER--NAME
-    suggestion = f" {format_name(name.replace('--', '/'))}" if prefix == "models" and name else ""
-    raise UserError(
-        f"{format_path(folder)} is a folder of the hub's cache: give the model's "
-        f"name{suggestion}, or one of the folders in its snapshots"
-    )

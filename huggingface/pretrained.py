@@ -12,14 +12,13 @@ from config.errors import UserError
 from files.atomic_writing import unwrap_os_errors
 from files.formatting import format_path
 from files.json_files import JsonObject, read_json_object
-from huggingface.hub import is_reachable
-from huggingface.hub_errors import check_not_cache, explain_hub_error
+from huggingface.hub import check_not_cache, is_reachable
+from huggingface.hub_errors import explain_hub_error
 
 CONFIG_PATTERNS = ("*.json",)
 """Patterns of a model's small files."""
 
 ADAPTER = "adapter_config.json"
-RANDOM = "random"  # in place of a model: random weights
 
 
 @dataclass(frozen=True)

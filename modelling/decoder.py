@@ -13,11 +13,10 @@ from modelling.layers.run_config import use_run_config
 from modelling.weights import EXPERT_GROUP, WeightMap, WeightMapping
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.weight_map import EMBEDDINGS as EMBEDDINGS
+from modelling.weights.weight_map import HEAD_LAYER as HEAD
 
 if TYPE_CHECKING:
     from modelling.layers import ExpertGroup, ExpertUsage
-
-HEAD = "head"
 
 
 def layer_name(index: int) -> str:

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.decoder import EMBEDDINGS, HEAD
 from modelling.layers import Embeddings, HeadLoss, Module, PositionBias, as_lm_head
 from modelling.layers.module import collect_file_names, collect_mappings
 from modelling.layers.run_config import use_run_config
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.hf_tensor_names import HfTensorNames
+from modelling.weights.weight_map import EMBEDDINGS, HEAD_LAYER
 from modelling.weights.weight_mapping import EMBEDDING
 
 DECODER_EMBEDDINGS, ENCODER_HEAD = "decoder_embeddings", "encoder_head"
@@ -141,7 +141,7 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
         if config.training.head != "none":
             add_layer(DECODER_EMBEDDINGS, spec.decoder_embeddings)
             add_stack("decoder", spec.decoder)
-            add_layer(HEAD, spec.head)
+            add_layer(HEAD_LAYER, spec.head)
             head = spec.head()
             head_names += [f"{as_lm_head(head).lm_head.hf_linear}.weight"] if head.tied else []
     token_embedding_layer = (

@@ -15,12 +15,6 @@ from modelling.layers import HeadLoss, LayerAdapters
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.weights import WeightMap
-from modelling.weights.lora import add_adapters, add_trainable_tokens
-from modelling.weights.trainable import (
-    check_quantized_frozen,
-    mark_trainable,
-    split_phases_by_trainable,
-)
 
 if TYPE_CHECKING:
     from modelling.decoder import DecoderSpec
@@ -38,14 +32,12 @@ class ModelFamily:
         build_head: builds a configuration's output layer, inside `use_run_config`.
         generator: returns the generator of a configuration, for a number of sequences per prompt.
         base_weight_map: returns the weight map of a configuration, without adapters.
-        to_config_json: returns the content of config.json for a configuration.
-        from_config_json: the inverse: returns the fields of the model section. Raises ConfigError
-            for models that the family does not have.
+        config_json: module of the conversions of its config.json: `to_config_json`,
+            `from_config_json` and, where one can be written in several ways,
+            `normalize_config_json`. A training start from random weights does not import it.
         infers_tied_head: True if a config.json can leave open whether the head is the embedding: it
             is if the files have no other.
         classifier_prefix: what precedes the names of the language model's weights in a classifier.
-        normalize_config_json: for a configuration, a config.json as `to_config_json` writes it;
-            for families whose config.json can be written in several ways.
     """
 
     sample_format: SampleFormat
@@ -53,13 +45,28 @@ class ModelFamily:
     build_head: Callable[[Any], HeadLoss]
     generator: GeneratorFactory
     base_weight_map: Callable[[Any], WeightMap]
-    to_config_json: Callable[[Any], dict[str, Any]]
-    from_config_json: Callable[[JsonObject], dict[str, Any]]
+    config_json: str
     infers_tied_head: bool = False
     classifier_prefix: str = ""
-    normalize_config_json: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, data: (
-        data
-    )
+
+    def to_config_json(self, config: Any) -> dict[str, Any]:
+        """Returns the content of config.json for a configuration."""
+        written: dict[str, Any] = import_module(self.config_json).to_config_json(config)
+        return written
+
+    def from_config_json(self, hf_config: JsonObject) -> dict[str, Any]:
+        """Returns the fields of the model section that a config.json says.
+
+        Raises:
+            ConfigError: the family does not have the model.
+        """
+        fields: dict[str, Any] = import_module(self.config_json).from_config_json(hf_config)
+        return fields
+
+    def normalize_config_json(self, config: Any, hf_config: dict[str, Any]) -> dict[str, Any]:
+        """Returns a configuration's config.json in the form that `to_config_json` writes."""
+        normalize = getattr(import_module(self.config_json), "normalize_config_json", None)
+        return hf_config if normalize is None else normalize(config, hf_config)
 
     def weight_map(self, config: RunConfig) -> WeightMap:
         """Returns a configuration's weight map, with adapters and trainable weights marked.
@@ -67,26 +74,40 @@ class ModelFamily:
         Raises:
             ConfigError: see `add_adapters` and `mark_trainable`.
         """
-        weight_map = add_adapters(
-            self.base_weight_map(config), config.adapter, config.adapter_targets
+        weight_map = self.base_weight_map(config)
+        if not _selects_weights(config):
+            return weight_map
+        from modelling.weights.lora import add_adapters, add_trainable_tokens
+        from modelling.weights.trainable import (
+            check_quantized_frozen,
+            mark_trainable,
+            split_phases_by_trainable,
         )
+
+        weight_map = add_adapters(weight_map, config.adapter, config.adapter_targets)
         weight_map = add_trainable_tokens(mark_trainable(weight_map, config.training), config)
         if config.model.quantization is not None and not config.model.eval:
             check_quantized_frozen(weight_map)
         return split_phases_by_trainable(weight_map) if config.has_frozen_weights else weight_map
 
 
+def _selects_weights(config: RunConfig) -> bool:
+    """Returns True if a configuration has adapters, frozen or quantized weights, or new tokens."""
+    model, adapter = config.model, config.adapter
+    given = adapter.trainable_tokens, model.new_rows, model.quantization
+    return config.has_frozen_weights or any(value is not None for value in given)
+
+
 def decoder_family(
     make_spec: Callable[[Any], DecoderSpec],
-    to_config_json: Callable[[Any], dict[str, Any]],
-    from_config_json: Callable[[JsonObject], dict[str, Any]],
+    config_json: str,
     **fields: Any,
 ) -> ModelFamily:
     """Returns the `ModelFamily` record of decoder-only models.
 
     Args:
         make_spec: returns the specification of a configured model.
-        to_config_json, from_config_json: see `ModelFamily`.
+        config_json: see `ModelFamily`.
         fields: further fields of the record.
     """
     # A start imports what its own family and program need.
@@ -99,7 +120,7 @@ def decoder_family(
 
         return DecoderOnlyGenerator(*args)
 
-    fields |= {"to_config_json": to_config_json, "from_config_json": from_config_json}
+    fields["config_json"] = config_json
     return _family_of_specs(
         make_spec,
         decoder_weight_map,
@@ -112,8 +133,7 @@ def decoder_family(
 
 def encoder_decoder_family(
     make_spec: Callable[[Any], EncoderDecoderSpec],
-    to_config_json: Callable[[Any], dict[str, Any]],
-    from_config_json: Callable[[JsonObject], dict[str, Any]],
+    config_json: str,
     **fields: Any,
 ) -> ModelFamily:
     """Returns the `ModelFamily` record of encoder-decoders; arguments as for `decoder_family`."""
@@ -131,7 +151,7 @@ def encoder_decoder_family(
 
         return EncoderDecoderGenerator(*args)
 
-    fields |= {"to_config_json": to_config_json, "from_config_json": from_config_json}
+    fields["config_json"] = config_json
     return _family_of_specs(
         make_spec,
         encoder_decoder_weight_map,

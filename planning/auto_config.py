@@ -28,7 +28,6 @@ from config.config_sources import (
 from config.errors import ConfigError
 from config.process_checks import check_same_run_on_all_processes
 from config.sections import RunConfig
-from data.preference_samples import texts_per_example
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from modelling.devices import resolve_device_desc
@@ -36,8 +35,7 @@ from modelling.model_family import get_family
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.memory_check import available_host_bytes
 from planning.hardware.resource_errors import explain_resource_errors
-from planning.placement_search import may_fit, plans_placement, search_placement
-from planning.program_variants import VariantCache
+from planning.program_variants import VariantCache, plans_placement
 from popxl import hardware
 from terminal.command_line import CommandLine
 from terminal.screen import say
@@ -277,7 +275,7 @@ def _with_training_lengths(
 ) -> AutoConfig:
     """Set the maximum sequence lengths to the longest in the data, within `MAX_SAMPLE_TOKENS`."""
     config = choices.config
-    limit = min(MAX_SAMPLE_TOKENS, _context_length(config)) * texts_per_example(config)
+    limit = min(MAX_SAMPLE_TOKENS, _context_length(config)) * config.texts_per_example
     multiple = length_multiple(config)
 
     def round_up_to_multiple(tokens: int) -> int:
@@ -486,6 +484,8 @@ def _with_micro_batch_size(choices: AutoConfig, programs: VariantCache) -> AutoC
 
 def _simulated_seconds(config: RunConfig, target_machine: Machine, programs: VariantCache) -> float:
     """Return a training step's simulated seconds; infinity if the program exceeds memory."""
+    from planning.placement_search import may_fit, search_placement
+
     micro_batches = config.gradient_accumulation
     execution = replace(
         config.execution, activations="recompute", micro_batches_per_pass=micro_batches

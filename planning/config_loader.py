@@ -14,11 +14,9 @@ from config.base import flatten_by_path, nest_by_path
 from config.config_sources import LayeredConfig
 from config.errors import ConfigError
 from config.families import family_by_model_type
-from config.presets import load_preset, merge_over
-from config.row_ranges import parse_row_ranges
-from config.run import Checkpoint
+from config.presets import is_user_file, load_preset, merge_over
+from config.run import RANDOM, Checkpoint
 from config.sections import RunConfig
-from config.user_yaml import is_user_file
 from config.values import is_object_store_url
 from files.formatting import format_name, format_value
 from files.json_files import JsonObject
@@ -42,7 +40,7 @@ class RunOrModelLoader:
         from checkpoints.object_store import download_if_remote
         from checkpoints.verified_loading import has_checkpoint
         from huggingface.model_folders import CONFIG as MODEL_CONFIG
-        from huggingface.pretrained import RANDOM, get_local_folder
+        from huggingface.pretrained import get_local_folder
 
         load = download_if_remote(load)
         if not has_checkpoint(load) and load != RANDOM:
@@ -124,6 +122,7 @@ class RunOrModelLoader:
         The head is untied if PEFT trained only one of head and embedding. New embedding rows come
         with their tokenizer.
         """
+        from config.row_ranges import parse_row_ranges
         from huggingface.peft_files import (
             adapter_modules,
             adapter_vocab_size,
@@ -154,11 +153,15 @@ class RunOrModelLoader:
 
     def new_token_fields(self, settings: LayeredConfig) -> Mapping[str, Any]:
         """Return the configuration fields that add embedding rows to a Hugging Face model."""
-        from planning.new_embedding_rows import choose_new_rows, loads_hf_model, may_need_new_rows
-
-        load = str(settings.config.checkpoint.load)
-        if not (may_need_new_rows(settings) and loads_hf_model(settings)):
+        config = settings.config
+        sets_size = settings.is_set_by_flag(config.model.field_path("vocab_size"))
+        if not sets_size and not config.model.add_tokens and config.uses_model_tokenizer:
             return {}
+        from planning.new_embedding_rows import choose_new_rows, loads_hf_model
+
+        if not loads_hf_model(settings):
+            return {}
+        load = str(config.checkpoint.load)
         return choose_new_rows(settings, self._published_vocab_size(settings, load))
 
     def _published_vocab_size(self, settings: LayeredConfig, model: str) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from config.config_sources import LayeredConfig
 from config.errors import ConfigError
 from config.row_ranges import format_row_ranges
+from config.run import RANDOM
 from config.sections import RunConfig
 from config.values import split_names
 from files.formatting import format_names, format_path
@@ -56,13 +56,6 @@ def choose_new_rows(settings: LayeredConfig, model_rows: int) -> dict[str, Any]:
     return {rows_field: rows, config.model.field_path("new_rows"): row_numbers}
 
 
-def may_need_new_rows(settings: LayeredConfig) -> bool:
-    """Return True if the settings can require embedding rows that the model does not have."""
-    config = settings.config
-    configured = settings.is_set_by_flag(config.model.field_path("vocab_size"))
-    return configured or bool(config.model.add_tokens) or not _uses_model_tokenizer(config)
-
-
 def loads_hf_model(settings: LayeredConfig) -> bool:
     """Return True if `checkpoint.load` is a Hugging Face model, to which tokens can be added.
 
@@ -70,7 +63,6 @@ def loads_hf_model(settings: LayeredConfig) -> bool:
         ConfigError: a flag adds tokens to a run.
     """
     from checkpoints.verified_loading import has_checkpoint
-    from huggingface.pretrained import RANDOM
 
     load = settings.config.checkpoint.load
     if load is None or load == RANDOM:
@@ -91,7 +83,7 @@ def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
     from huggingface.hub import load_tokenizer
 
     names, load = split_names(config.model.add_tokens), str(config.checkpoint.load)
-    is_user_file = _uses_model_tokenizer(config)
+    is_user_file = config.uses_model_tokenizer
     if is_user_file and not names:
         return {}
     base = load_tokenizer(config.data.tokenizer or load)
@@ -102,12 +94,6 @@ def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
     vocabulary = base.get_vocab()
     candidates = [*names, *([] if is_user_file else vocabulary)]
     return {n: t for t in candidates if (n := vocabulary[t]) not in existing or n >= model_rows}
-
-
-def _uses_model_tokenizer(config: RunConfig) -> bool:
-    """Return True if the run uses the tokenizer that the model was published with."""
-    tokenizer, load = config.data.tokenizer, str(config.checkpoint.load)
-    return tokenizer is None or os.path.realpath(tokenizer) == os.path.realpath(load)
 
 
 def _model_token_ids(model: str, rows: int) -> set[int]:

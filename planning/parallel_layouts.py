@@ -9,8 +9,8 @@ from config.config_sources import LAYOUT, MICRO, largest_divisor
 from config.errors import ConfigError
 from config.sections import RunConfig
 from planning.hardware.machines import Machine
-from planning.placement_search import plans_placement, simulate_trial
-from planning.program_variants import VariantCache
+from planning.placement_search import simulate_trial
+from planning.program_variants import VariantCache, plans_placement
 from planning.roofline import bound_seconds
 
 MAX_SPEEDUP = 0.3

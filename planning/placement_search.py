@@ -57,12 +57,6 @@ class PlacementResult:
     left_out: int = 0
 
 
-def plans_placement(config: RunConfig) -> bool:
-    """Return True if the planner chooses the remote-buffer entries that stay on the device."""
-    execution = config.execution
-    return execution.placement == "auto" and not execution.resident_layers
-
-
 @popxl.plan.gc_disabled()
 def search_placement(
     variants: ProgramVariants,
@@ -522,18 +516,13 @@ def _host_bytes_per_process(config: RunConfig, target_machine: Machine) -> float
     )
 
 
-def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
+def build_best_program(config: RunConfig, build: Build, memory: float) -> TrainingProgram:
     """Build and place the fastest training program for the local devices, and print the choice.
 
-    Nothing is placed if the configuration decides, or if devices share the host's memory.
-
-    Raises:
-        DeviceError: fewer devices than replicas.
+    Args:
+        memory: bytes of each device.
     """
     desc, instances = resolve_device_desc(config), popdist.getNumInstances()
-    memory = popxl.plan.device_memory(desc, config.num_replicas, instances)
-    if memory is None or not plans_placement(config):
-        return build(default_variant(config))
     kind = hardware.device_kinds(desc, config.num_replicas, instances)[0]
     listed = machine_for_device_kind(kind)
     host = (

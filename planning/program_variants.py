@@ -30,6 +30,12 @@ SAVE_ALL: RematPolicy = frozenset({(ALL, 1.0)})
 """All layers save their activations."""
 
 
+def plans_placement(config: RunConfig) -> bool:
+    """Return True if the planner chooses the remote-buffer entries that stay on the device."""
+    execution = config.execution
+    return execution.placement == "auto" and not execution.resident_layers
+
+
 @dataclass(frozen=True)
 class ProgramVariant:
     """Options of a training program that change its time and memory, but not its results.

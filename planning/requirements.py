@@ -15,8 +15,13 @@ from modelling.weights import WeightMap
 from modelling.weights.weight_mapping import is_adapter, is_quantizable
 from planning.hardware.disk_offload import offload_to_disk
 from planning.hardware.machines import Machine
-from planning.placement_search import PlacementResult, plans_placement, search_placement
-from planning.program_variants import ProgramVariants, VariantCache, with_target_device
+from planning.placement_search import PlacementResult, search_placement
+from planning.program_variants import (
+    ProgramVariants,
+    VariantCache,
+    plans_placement,
+    with_target_device,
+)
 
 
 @dataclass(frozen=True)

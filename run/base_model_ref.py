@@ -12,19 +12,20 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import popdist
-from checkpoints import SavedCheckpoint, has_checkpoint, load_checkpoint
-from checkpoints.safetensors_files import sha256_of_bytes
+from config.run import RANDOM
 from files.atomic_writing import write_folder_atomically, write_synced
 from files.formatting import format_path
 from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import dump_yaml
-from huggingface.pretrained import RANDOM
 from modelling.weights import FP8_PREFIX, OPTIMIZER_PREFIX
 from terminal.screen import is_first_process
+
+if TYPE_CHECKING:
+    from checkpoints import SavedCheckpoint
 
 _BASE, _STEP = "base", "step"  # keys of the metadata, and of the base in it
 
@@ -66,6 +67,8 @@ class BaseModelRef:
 
     def find_checkpoint(self, near_step: Path | None, given_location: str | None = None) -> str:
         """Return the base model's location: a local copy, the given location, or its name."""
+        from checkpoints import has_checkpoint
+
         if near_step is not None and self.step is not None:
             for folder in (RunFolder.from_step_folder(near_step).base_folder, near_step.parent):
                 if has_checkpoint(self.local_copy(folder)):
@@ -108,6 +111,8 @@ def keep_base_steps(
     Raises:
         WriteError: a copy does not fit on the disk.
     """
+    from checkpoints import has_checkpoint
+
     kept_folders: set[Path] = set()
     for base in bases:
         reference: BaseModelRef | None = base
@@ -133,6 +138,8 @@ def remove_unused_base_steps(run: RunFolder, kept_folders: Collection[Path]) -> 
 
 def _find_step(base: BaseModelRef, near_step: SavedCheckpoint | None) -> SavedCheckpoint | None:
     """Find the checkpoint that is the base model: `near_step`, a copy near it, or the original."""
+    from checkpoints import has_checkpoint, load_checkpoint
+
     if near_step is not None and near_step.sha256 == base.step:
         return near_step
     location = base.find_checkpoint(None if near_step is None else near_step.path)
@@ -157,6 +164,7 @@ def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
 def _copy_weights(source_step: SavedCheckpoint, target_folder: Path) -> None:
     """Write a copy of a checkpoint that has only the weights, without optimizer state."""
     from checkpoints.manifest import Manifest
+    from checkpoints.safetensors_files import sha256_of_bytes
     from checkpoints.store import SHARD_BYTES, write_tensors
 
     tensors = ((name, source_step.tensors[name]) for name in weight_names(source_step))

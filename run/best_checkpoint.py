@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from checkpoints import CheckpointError, has_checkpoint, load_checkpoint
+from checkpoints import CheckpointError
 from checkpoints.lazy_arrays import Arrays
 from config.objectives import METRICS
 from config.sections import RunConfig
@@ -17,11 +18,31 @@ from files.formatting import format_number, format_path
 from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import dump_yaml
-from run.early_stopping import EarlyStopping
 from terminal.screen import say
 
 NO_BASE: Mapping[str, Any] = MappingProxyType({})
 """Base model metadata of a run that trains all weights."""
+
+
+@dataclass
+class EarlyStopping:
+    """Counts consecutive evaluations without improvement, which end training.
+
+    Attributes:
+        patience: number of evaluations without improvement that end training; None: never.
+        evals_since_best: number of evaluations since the last improvement.
+    """
+
+    patience: int | None
+    evals_since_best: int = 0
+
+    def update(self, improved: bool) -> None:
+        """Count an evaluation that did or did not improve the metric."""
+        self.evals_since_best = 0 if improved else self.evals_since_best + 1
+
+    @property
+    def should_stop(self) -> bool:
+        return self.patience is not None and self.evals_since_best >= self.patience
 
 
 class BestCheckpoint:
@@ -119,6 +140,8 @@ class BestCheckpoint:
 
 def print_best_step(run: str) -> None:
     """Print the best step of a run and how to load it, if the run has a best checkpoint."""
+    from checkpoints import has_checkpoint, load_checkpoint
+
     folder = RunFolder(Path(run)).best_folder
     if not has_checkpoint(run) or not has_checkpoint(folder):
         return

@@ -23,7 +23,6 @@ from modelling.model_family import get_family
 from modelling.weights import total_nbytes
 from planning.hardware.memory_check import available_host_bytes
 from run.best_checkpoint import NO_BASE, BestCheckpoint
-from run.model_weights import MODEL
 from run.skipped_steps import SkippedSteps
 from sessions.training import TrainingSession
 from terminal.screen import is_first_process, say
@@ -237,6 +236,8 @@ class CheckpointManager:
         return f"step {self.step} is saved in {self._config.checkpoint.save}, where a run resumes"
 
     def _metadata(self) -> dict[str, Any]:
+        from run.model_weights import MODEL
+
         return {
             "data": self._loader.state(),
             "skipped_steps": self._skipped.total,

@@ -10,12 +10,13 @@ from typing import Any
 from checkpoints.errors import CheckpointError
 from checkpoints.lazy_arrays import Arrays
 from config.errors import UserError
+from config.run import RANDOM
 from config.sections import RunConfig
 from files.formatting import format_path
 from huggingface.generation_config import GENERATION_CONFIG, read_generation_config
 from huggingface.model_folders import CONFIG, read_hf_config, read_hf_directory
 from huggingface.multimodal import multimodal_config, text_tensor_name, with_text_tensors
-from huggingface.pretrained import RANDOM, get_local_folder
+from huggingface.pretrained import get_local_folder
 from terminal.screen import say
 
 PROCESSORS = "*processor_config.json"

@@ -15,6 +15,7 @@ from checkpoints.collective_io import raise_damage_on_all_processes
 from checkpoints.lazy_arrays import Arrays, ArraysView
 from config.adapter import Adapter, is_inside_module
 from config.errors import ConfigError
+from config.run import RANDOM
 from config.sections import RunConfig
 from config.values import split_names
 from data.data_cache import DataCache
@@ -34,7 +35,6 @@ from huggingface.model_folders import (
 )
 from huggingface.multimodal import IMAGE_MODULES
 from huggingface.peft_files import make_adapter_config, write_adapter
-from huggingface.pretrained import RANDOM
 from huggingface.sentence_transformers_files import (
     embedding_config_json_fields,
     write_sentence_transformers_files,
@@ -49,9 +49,9 @@ from modelling.weights.lora import (
     has_tied_head,
     has_trainable_tokens,
     merge_adapters,
-    module_name,
     tied_modules,
 )
+from modelling.weights.weight_mapping import module_name
 from planning.hardware.memory_check import check_lower_bound
 from run.base_model_ref import BaseModelRef
 from run.export_extras import base_generation_config, copy_processor_configs, merge_multimodal_parts

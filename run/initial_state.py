@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from checkpoints import (
-    CheckpointError,
-    DamagedCheckpointError,
-    SavedCheckpoint,
-    has_checkpoint,
-    load_checkpoint,
-)
+from checkpoints import CheckpointError, DamagedCheckpointError
 from checkpoints.lazy_arrays import Arrays, OverlayArrays
 from config.process_checks import check_same_on_all_processes
+from config.run import RANDOM
 from config.sections import RunConfig
 from files.formatting import format_path
-from huggingface.pretrained import RANDOM
 from modelling.model_family import get_family
 from modelling.weights import FP8_PREFIX, WeightMap
 from planning.hardware.announce_devices import announce_devices
@@ -28,6 +22,9 @@ from run.best_checkpoint import print_best_step
 from run.model_weights import has_adapters, read_weights
 from run.weight_checks import DigestCheckedTensors, check_finite
 from terminal.screen import say
+
+if TYPE_CHECKING:
+    from checkpoints import SavedCheckpoint
 
 Used = TypeVar("Used")
 
@@ -98,11 +95,17 @@ def with_reload_function(find_state: Callable[[], InitialState]) -> InitialState
 
 def has_steps(location: str | None) -> bool:
     """True if a location, such as a run folder, has at least one checkpoint."""
-    return location is not None and location != RANDOM and has_checkpoint(location)
+    if location is None or location == RANDOM:
+        return False
+    from checkpoints import has_checkpoint
+
+    return has_checkpoint(location)
 
 
 def open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoint:
     """Load the checkpoint at a location; raises if it has adapters and `adapter.load` is set."""
+    from checkpoints import load_checkpoint
+
     checkpoint = load_checkpoint(load, verify=False)
     if config.adapter.load is not None and has_adapters(weight_map, checkpoint):
         raise CheckpointError(
@@ -156,6 +159,8 @@ def load_weights(config: RunConfig, weight_map: WeightMap, needs_base: bool = Tr
 def _load_weights(
     config: RunConfig, weight_map: WeightMap, load: str, needs_base: bool
 ) -> InitialState:
+    from checkpoints import has_checkpoint
+
     needs_scales = config.fp8.enabled and config.fp8.recipe == "delayed"
     no_scales = CheckpointError(
         f"{load} has no FP8 scales: train with --fp8.enabled, or give "

@@ -12,6 +12,7 @@ from typing import Any
 from checkpoints import has_checkpoint
 from config.base import flatten_by_path
 from config.objectives import METRICS as METRIC_NAMES
+from config.run import RANDOM
 from data.file_readers import READERS
 from data.sample_format import SampleFormat
 from files.errors import FileError
@@ -20,7 +21,6 @@ from files.json_files import read_json_object
 from files.run_folder import RunFolder
 from files.yaml_files import dump_yaml
 from huggingface.model_card_text import CURVE, FILE_NAME, AdapterInfo, ModelCard, TableRows
-from huggingface.pretrained import RANDOM
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics_jsonl import StepMetrics, read_metrics
 from run.records.progress import EVAL_PREFIX

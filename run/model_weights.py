@@ -12,25 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from checkpoints import CheckpointError, SavedCheckpoint, has_checkpoint, load_checkpoint
+from checkpoints import CheckpointError
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from config.base import flatten_by_path
 from config.errors import UserError
+from config.run import RANDOM
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject
-from huggingface.pretrained import RANDOM, get_local_folder
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
-from modelling.weights.lora import init_adapters
 from modelling.weights.weight_mapping import is_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
-from run.classifier_weights import (
-    missing_head_weights,
-    tensors_for_head,
-    with_initialized_head,
-    without_head_weights,
-)
 from run.weight_checks import (
     HEAD,
     DigestCheckedTensors,
@@ -42,6 +35,7 @@ from run.weight_checks import (
 from terminal.screen import say
 
 if TYPE_CHECKING:
+    from checkpoints import SavedCheckpoint
     from huggingface.model_folders import ModelFiles
 
 MODEL = "model"
@@ -67,32 +61,13 @@ def read_weights(
     Raises:
         UserError: the weights are missing, or do not fit the config.
     """
-    if checkpoint is None and location != RANDOM and has_checkpoint(location):
-        checkpoint = load_checkpoint(location, verify=False)
+    if checkpoint is None and location != RANDOM:
+        from checkpoints import has_checkpoint, load_checkpoint
+
+        if has_checkpoint(location):
+            checkpoint = load_checkpoint(location, verify=False)
     if checkpoint is not None:
-        names = weight_names(checkpoint)
-        tensors = tensors_for_head(config, ArraysView(checkpoint.tensors, names), location)
-        base = BaseModelRef.from_checkpoint(checkpoint)
-        frozen = set[str]() if base is None else {*base.sha256}
-        lacks_head = any(w.name not in frozen for w in missing_head_weights(weight_map, tensors))
-        if lacks_head or len(tensors) < len(names):
-            check_config_match(config, checkpoint.metadata.get(MODEL), location)
-            if base is not None:
-                raise CheckpointError(
-                    f"the run in {format_path(location)} holds only what it trained: a model with "
-                    "another head starts from one folder, which run_export.py --merge writes"
-                )
-            weights = _with_initialized_head(config, weight_map.without_adapters, tensors, location)
-            return _with_adapters(config, weight_map, weights), checkpoint.sha256
-        check_checkpoint(config, weight_map, checkpoint, location)
-        has_own = has_adapters(weight_map, checkpoint)
-        expected = check_finite(config, checkpoint.tensors, location, weight_names(checkpoint))
-        weights = load_missing_base_weights(
-            config, expected, checkpoint, weight_map, location, needs_base=needs_base
-        )
-        return weights if has_own else _with_adapters(
-            config, weight_map, weights
-        ), checkpoint.sha256
+        return _checkpoint_weights(config, weight_map, location, checkpoint, needs_base)
     if location == RANDOM:
         weights, sha256 = weight_map.without_adapters.init_weights(config.model.seed), ""
     else:
@@ -101,10 +76,49 @@ def read_weights(
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
+def _checkpoint_weights(
+    config: RunConfig,
+    weight_map: WeightMap,
+    location: str,
+    checkpoint: SavedCheckpoint,
+    needs_base: bool,
+) -> tuple[Arrays, str]:
+    """Return a checkpoint's weights, and its digest; what it lacks is of its base model or new."""
+    from run.classifier_weights import missing_head_weights, tensors_for_head
+
+    names = weight_names(checkpoint)
+    tensors = tensors_for_head(config, ArraysView(checkpoint.tensors, names), location)
+    base = BaseModelRef.from_checkpoint(checkpoint)
+    frozen = set[str]() if base is None else {*base.sha256}
+    lacks_head = any(w.name not in frozen for w in missing_head_weights(weight_map, tensors))
+    if lacks_head or len(tensors) < len(names):
+        check_config_match(config, checkpoint.metadata.get(MODEL), location)
+        if base is not None:
+            raise CheckpointError(
+                f"the run in {format_path(location)} holds only what it trained: a model with "
+                "another head starts from one folder, which run_export.py --merge writes"
+            )
+        weights = _with_initialized_head(config, weight_map.without_adapters, tensors, location)
+        return _with_adapters(config, weight_map, weights), checkpoint.sha256
+    check_checkpoint(config, weight_map, checkpoint, location)
+    has_own = has_adapters(weight_map, checkpoint)
+    expected = check_finite(config, checkpoint.tensors, location, weight_names(checkpoint))
+    weights = load_missing_base_weights(
+        config, expected, checkpoint, weight_map, location, needs_base=needs_base
+    )
+    return weights if has_own else _with_adapters(config, weight_map, weights), checkpoint.sha256
+
+
 def _with_initialized_head(
     config: RunConfig, weight_map: WeightMap, tensors: LazyArrays, location: str
 ) -> Arrays:
     """Return a checkpoint's weights of a model with another head, and a new head."""
+    from run.classifier_weights import (
+        missing_head_weights,
+        with_initialized_head,
+        without_head_weights,
+    )
+
     new_head = missing_head_weights(weight_map, tensors)
     check_weights_match(without_head_weights(weight_map, new_head), tensors, tensors, location)
     return with_initialized_head(config, new_head, check_finite(config, tensors, location))
@@ -188,6 +202,13 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, model_name: str) -> tu
         text_model_config,
         text_tensors,
     )
+    from huggingface.pretrained import get_local_folder
+    from run.classifier_weights import (
+        missing_head_weights,
+        tensors_for_head,
+        with_initialized_head,
+        without_head_weights,
+    )
 
     folder = get_local_folder(model_name)
     hf_config, files = read_hf_config(folder), read_hf_directory(folder)
@@ -235,6 +256,8 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
     if not expected.weights:
         return weights
     if folder is None:
+        from modelling.weights.lora import init_adapters
+
         return OverlayArrays(init_adapters(weight_map, weights, config.model.seed), weights)
     from huggingface.peft_files import adapter_tensors
 

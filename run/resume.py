@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import popdist
-from checkpoints import (
-    CheckpointError,
-    SavedCheckpoint,
-    has_checkpoint,
-    load_checkpoint,
-)
+from checkpoints import CheckpointError
 from config.base import flatten_by_path
 from config.process_checks import check_same_on_all_processes
+from config.run import RANDOM
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject
-from huggingface.pretrained import RANDOM
 from modelling.weights import OPTIMIZER_PREFIX, WeightMap
 from run.base_model_ref import BaseModelRef, metadata_of, weight_names
 from run.initial_state import (
@@ -30,9 +25,11 @@ from run.initial_state import (
     with_reload_function,
 )
 from run.model_weights import check_checkpoint, load_missing_base_weights
-from run.quantized_cache import with_quantized_cache
 from run.weight_checks import check_digests, check_finite
 from terminal.screen import is_first_process
+
+if TYPE_CHECKING:
+    from checkpoints import SavedCheckpoint
 
 _COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer", "data.chat_template")
 """Fields in which different values can name the same data."""
@@ -62,8 +59,13 @@ def resolve_initial_state(
         tensors = check_digests(
             start.tensors, start.source, {*weight_map.frozen_names} - known_digests.keys()
         )
+        start = replace(start, tensors=tensors, digest_checked=tensors)
+        if config.model.quant is None:
+            return start
+        from run.quantized_cache import with_quantized_cache
+
         cached = with_quantized_cache(config, tensors, known_digests or tensors.sha256)
-        return replace(start, tensors=cached, digest_checked=tensors)
+        return replace(start, tensors=cached)
 
     return with_reload_function(find_state)
 
@@ -73,7 +75,9 @@ def _resolve_once(config: RunConfig, weight_map: WeightMap, fresh: bool) -> Init
     check_same_on_all_processes(
         {f"steps in {n}": has_steps(at) for n, at in {"--save": save, "--load": load}.items()}
     )
-    if save is not None and not fresh and has_checkpoint(save):
+    if save is not None and not fresh and has_steps(save):
+        from checkpoints import load_checkpoint
+
         checkpoint = load_checkpoint(save, verify=False)
         saved = flatten_by_path(_read_optional_object(metadata_of(checkpoint), "config") or {})
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:

@@ -10,11 +10,10 @@ import numpy as np
 from config.length_buckets import unused_bucket_lengths
 from config.sections import RunConfig
 from config.task import Seq2SeqData
-from data.preference_samples import texts_per_example
 from data.samples import Samples, count_loss_tokens, get_segment_ids
 from files.formatting import format_names
 from modelling.weights import Weight, WeightMap, WeightMapping
-from modelling.weights.lora import has_trainable_tokens, module_name
+from modelling.weights.weight_mapping import module_name
 
 NUM_CHECKED_SAMPLES = 256
 """Number of samples, evenly spaced."""
@@ -61,7 +60,7 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
         for length in unused_bucket_lengths(config)
     ]
     max_length = config.model.max_position_embeddings
-    read_length = config.model.sequence_length // texts_per_example(config)
+    read_length = config.model.sequence_length // config.texts_per_example
     if max_length is None or read_length + new_tokens <= max_length:
         return unused
     answers = f", and up to {new_tokens} follow" if new_tokens else ""
@@ -113,14 +112,18 @@ def _module_kind(mapping: WeightMapping, weight: Weight) -> str:
 
 def _new_rows_warning(config: RunConfig, weight_map: WeightMap) -> list[str]:
     """Return a warning if embedding rows of new tokens are frozen."""
-    trained = {w.name for w in weight_map.trainable_weights}
     new = config.model.embedding_rows_to_initialize()
+    if not new:
+        return []
+    from modelling.weights.lora import has_trainable_tokens
+
+    trained = {w.name for w in weight_map.trainable_weights}
     frozen = [
         name
         for name in weight_map.vocabulary_names
         if name not in trained and not has_trainable_tokens(weight_map, name, new)
     ]
-    if not new or not frozen:
+    if not frozen:
         return []
     modules = ",".join(dict.fromkeys(map(module_name, frozen)))
     field = "--adapter.modules_to_save" if config.adapter.rank else "--training.trainable"

@@ -17,7 +17,6 @@ import popxl
 from checkpoints.collective_io import check_shared_folder
 from checkpoints.errors import CheckpointError
 from checkpoints.lazy_arrays import ArraysView
-from checkpoints.step_folders import remove_run_files
 from config.errors import ConfigError, UserError
 from config.process_checks import check_same_on_all_processes, check_same_run_on_all_processes
 from config.sections import RunConfig
@@ -38,7 +37,6 @@ from run.checkpoint_manager import CheckpointManager
 from run.initial_state import InitialState
 from run.learning_rate import LRSchedule, check_steps_divisible, lr_change_message, resolve_epochs
 from run.options import RunOptions
-from run.profiler import Profiler, limit_steps_to_profile, print_profile_plan, runs_to_profile
 from run.records.metrics_jsonl import SAMPLES
 from run.records.metrics_logger import MetricsLogger, check_records
 from run.records.progress import EVAL_PREFIX
@@ -59,6 +57,7 @@ if TYPE_CHECKING:
     from run.evaluation.evaluator import Evaluator
     from run.frozen_outputs import OutputsSource
     from run.initial_model import InitialModel
+    from run.profiler import Profiler
 
 
 def finetune(config: RunConfig, options: RunOptions, data_cache: DataCache | None = None) -> None:
@@ -186,7 +185,7 @@ def _set_up_and_train(
         _restore_data_and_steps(data.config, options, loader, start)
     base_folders = _keep_base_models(config, start, initial_models, run_folder)
     _warn_unmirrored_bases(config, start, initial_models)
-    print_profile_plan(config, options, start.step)
+    _print_profile_plan(config, options, start)
     model = _compile_model(config, frozen)
     evaluator = _create_evaluator(config, model, data_cache, frozen)
     if frozen is not None:
@@ -210,6 +209,7 @@ def _set_up_and_train(
             config, model, loader, skipped, best, start.step, data.tokenizer, base, mirror
         )
         if options.overwrite and save and is_first_process():
+            from checkpoints.step_folders import remove_run_files
             from run.base_model_ref import remove_unused_base_steps
 
             remove_run_files(run_folder)
@@ -224,6 +224,15 @@ def _set_up_and_train(
         if mirror is not None:
             mirror.got_signal = stop_reason is not None
         return stop_reason
+
+
+def _print_profile_plan(config: RunConfig, options: RunOptions, start: InitialState) -> None:
+    """Print that the run ends after `--profile`, if it does."""
+    if options.profile is None:
+        return
+    from run.profiler import print_profile_plan
+
+    print_profile_plan(config, options, start.step)
 
 
 def _frozen_outputs(
@@ -368,8 +377,13 @@ class _TrainingRun:
                 stack.enter_context(records)
             stack.enter_context(self.checkpoints)
             self.checkpoints.on_train_begin()
-            runs = runs_to_profile(config, options, self.start.step)
-            profile = stack.enter_context(Profiler(runs, self.model, options.name, self.folder))
+            profile: Profiler | None = None
+            if options.profile is not None:
+                from run.profiler import Profiler, runs_to_profile
+
+                runs = runs_to_profile(config, options, self.start.step)
+                profile = Profiler(runs, self.model, options.name, self.folder)
+                stack.enter_context(profile)
             disk = self.model.session.disk_idle_clock()
             with Watchdog(options.watchdog_seconds, disk, lambda: stop.received) as watchdog:
                 try:
@@ -403,7 +417,11 @@ class _TrainingRun:
         return MetricsLogger(self.config, self.folder, self.options, self.start.step, use, hardware)
 
     def _run_steps(
-        self, records: MetricsLogger | None, profile: Profiler, stop: StopSignal, watchdog: Watchdog
+        self,
+        records: MetricsLogger | None,
+        profile: Profiler | None,
+        stop: StopSignal,
+        watchdog: Watchdog,
     ) -> int:
         """Run all optimizer steps, `device_iterations` per program run; returns the last step."""
         config, checkpoints = self.config, self.checkpoints
@@ -422,7 +440,8 @@ class _TrainingRun:
             learning_rates = [lr_schedule(s) for s in steps]
             watchdog.mark_activity("batches", f"the samples of step {step + 1}")
             batches = [self.loader.next_batch() for _ in steps]
-            profile.before_run()
+            if profile is not None:
+                profile.before_run()
             watchdog.mark_activity("step", f"step {step + 1}")
             results = self.model.run(batches, learning_rates, step)
             step += iterations
@@ -513,4 +532,8 @@ def _restore_data_and_steps(
         except ValueError as error:
             raise UserError(str(error)) from error
     config = resolve_epochs(config, loader.samples_per_epoch, start.step, loader.num_samples_seen)
+    if options.profile is None:
+        return config
+    from run.profiler import limit_steps_to_profile
+
     return limit_steps_to_profile(config, options, start.step)

@@ -9,12 +9,10 @@ import numpy as np
 
 from checkpoints import CheckpointError
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
-from checkpoints.safetensors_files import sha256_of_array
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
-from modelling.weights.mxfp4 import mxfp4_fields
 from modelling.weights.variables import OPTIMIZER_PREFIX
 from modelling.weights.weight_map import FP8_PREFIX
 
@@ -78,6 +76,8 @@ def check_weights_match(
     names_elsewhere: Collection[str] = (),
 ) -> None:
     """Raise CheckpointError unless weights in files have the model's names and shapes."""
+    from modelling.weights.mxfp4 import mxfp4_fields
+
     specs = {name: files.spec(name) for name in names}
     mxfp4_names = mxfp4_fields(specs)
     wrong = [
@@ -161,6 +161,8 @@ class DigestCheckedTensors(ArraysView):
 
     def _check_digest(self, name: str, array: np.ndarray) -> np.ndarray:
         if name in self._must_match:
+            from checkpoints.safetensors_files import sha256_of_array
+
             sha256 = sha256_of_array(array)
             if self.sha256.setdefault(name, sha256) != sha256:
                 raise self.digest_error(name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import Any, Self, TypeVar
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -14,17 +14,18 @@ import popxl
 from checkpoints.collective_io import raise_damage_on_all_processes
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
-from modelling.phases.teacher_head import TeacherHead
 from modelling.weights import Variables, WeightMap
-from planning.hardware.disk_offload import (
-    check_fits_memory,
-    offload_compiled_program,
-    offload_if_needed,
+from planning.hardware.memory_check import (
+    NotEnoughMemoryError,
+    check_memory,
+    release_freed_memory,
 )
-from planning.hardware.memory_check import release_freed_memory
 from popxl import Variable
 from popxl_addons import NamedTensors
 from terminal.screen import say
+
+if TYPE_CHECKING:
+    from modelling.phases.teacher_head import TeacherHead
 
 
 class ModelSession:
@@ -64,15 +65,17 @@ class ModelSession:
         if config.execution.host_memory is not None:
             release_freed_memory()
         shared_bytes = None if weight_source is None else weight_source.host_bytes
-        offload_if_needed(config, ir, shared_bytes)
-        check_fits_memory(config, ir, shared_bytes)
+        _fit_memory(config, ir, shared_bytes)
         self.session = popxl.Session(
             ir,
             resolve_device_desc(config),
             weights_to_host_on_exit=False,
             disk=config.execution.disk,
         )
-        offload_compiled_program(config, self.session, shared_bytes)
+        if config.execution.disk is not None:
+            from planning.hardware.disk_offload import offload_compiled_program
+
+            offload_compiled_program(config, self.session, shared_bytes)
 
     @property
     def host_bytes(self) -> int:
@@ -158,6 +161,23 @@ class ModelSession:
 
     def __exit__(self, *exc: object) -> None:
         self.session.__exit__(*exc)
+
+
+def _fit_memory(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None) -> None:
+    """Offload state that exceeds host memory to disk, if one is given.
+
+    Raises:
+        DeviceError: fewer devices than replicas.
+        NotEnoughMemoryError: the program does not fit; has the bytes of disk with which it would.
+    """
+    if config.execution.disk is None and config.execution.host_memory is None:
+        with suppress(NotEnoughMemoryError):
+            check_memory(ir, resolve_device_desc(config), shared_bytes)
+            return
+    from planning.hardware.disk_offload import check_fits_memory, offload_if_needed
+
+    offload_if_needed(config, ir, shared_bytes)
+    check_fits_memory(config, ir, shared_bytes)
 
 
 Model = TypeVar("Model", bound=ModelSession)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,18 +17,19 @@ from config.metrics import MetricSums, add_metric_sums
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch
+from modelling.devices import resolve_device_desc
 from modelling.layers import EXPERT_USAGE, LOSS_STATS
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
-from modelling.phases.teacher_head import TeacherHead
 from modelling.phases.training import TrainingProgram, build_training_program
 from modelling.weights import ShardReader, Variables
-from planning.placement_search import build_best_program
-from planning.program_variants import ProgramVariant
+from planning.program_variants import Build, ProgramVariant, default_variant, plans_placement
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
-from sessions.aux_metrics import compute_metric_sums, expert_metrics
 from sessions.length_programs import LengthProgram, LengthPrograms
 from sessions.session import ModelSession
+
+if TYPE_CHECKING:
+    from modelling.phases.teacher_head import TeacherHead
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class TrainingSession(ModelSession):
             variants[program.ir] = variant
             return program
 
-        self.program = build_best_program(config, build)
+        self.program = build_placed_program(config, build)
         variables = self.program.variables
         super().__init__(config, self.program.ir, weight_map, variables, teacher_head=teacher_head)
         chosen = variants[self.program.ir]
@@ -299,6 +300,8 @@ class TrainingSession(ModelSession):
             return [{} for _ in batches]
         local = list[MetricSums]()
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
+            from sessions.aux_metrics import compute_metric_sums
+
             local.append(
                 compute_metric_sums(
                     objective, sharding, sharding.gather_in_batch_order(sums), batch
@@ -325,4 +328,21 @@ class TrainingSession(ModelSession):
             return [{} for _ in range(steps)]
         group = self.config.execution.tensor_parallel  # of replicas with equal counts
         usage = outputs[stream].reshape(steps, -1, self.config.num_replicas, *stream.shape)
+        from sessions.aux_metrics import expert_metrics
+
         return [expert_metrics(x.reshape(-1, *stream.shape)) for x in usage[:, :, ::group]]
+
+
+def build_placed_program(config: RunConfig, build: Build) -> TrainingProgram:
+    """Build a training program, and place its entries where devices have memory of their own.
+
+    Raises:
+        DeviceError: fewer devices than replicas.
+    """
+    desc, instances = resolve_device_desc(config), popdist.getNumInstances()
+    memory = popxl.plan.device_memory(desc, config.num_replicas, instances)
+    if memory is None or not plans_placement(config):
+        return build(default_variant(config))
+    from planning.placement_search import build_best_program
+
+    return build_best_program(config, build, memory)

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config.auto_fields import AUTO_FIELDS
 from config.base import ConfigField, config_fields, flatten_by_path, nest_by_path
 from config.config_sources import (
+    AUTO_FIELDS,
     EPOCHS,
     LAYOUT,
     ConfigSource,

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from config.base import flatten_by_path, nest_by_path
-from config.presets import load_preset, merge_over, with_absolute_paths
-from config.user_yaml import MODEL_KEY, OPTIONS_KEY, is_user_file
+from config.presets import is_user_file, load_preset, merge_over, with_absolute_paths
 from terminal.file_options import AddOptions, options_to_arguments, script_options
 from terminal.parser import Parser, parse_path_option
 
@@ -72,10 +71,13 @@ class PreParsedArgs:
         if parsed.config is not None:
             options = script_options(add_options)
             read = load_preset(presets, parsed.config, options)
-            if (of_file := read.pop(OPTIONS_KEY, None)) is not None:
-                arguments = [*options_to_arguments(of_file, options), *arguments]
-                parsed, flags = _parse_base_options(arguments, with_models)
-            named = read.pop(MODEL_KEY, None) if with_models else None
+            if is_user_file(parsed.config):
+                from config.user_yaml import MODEL_KEY, OPTIONS_KEY
+
+                if (of_file := read.pop(OPTIONS_KEY, None)) is not None:
+                    arguments = [*options_to_arguments(of_file, options), *arguments]
+                    parsed, flags = _parse_base_options(arguments, with_models)
+                named = read.pop(MODEL_KEY, None) if with_models else None
             yaml_values = with_absolute_paths(read)
         fields = flatten_by_path(merge_over(yaml_values, nest_by_path(flags)))
 

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from config.training.common import LearningRate as LearningRate
 from config.training.common import Optimizer as Optimizer
-from config.training.contrastive import ContrastiveTraining
 from config.training.distillation import DistillationTraining
-from config.training.labels import LabelTraining
 from config.training.policy_gradient import PolicyGradientTraining
 from config.training.preference import PreferenceTraining
-from config.training.reward import RewardTraining
+from config.training.sequences import ContrastiveTraining, LabelTraining, RewardTraining
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import numpy as np
 import popxl
 from config.bart import BartConfig, BartModel
 from modelling.bart.architectures import ARCHITECTURES
-from modelling.bart.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.encoder_decoder import BlockStack, EncoderDecoderSpec
 from modelling.layers import (
     AttentionSpec,
@@ -304,7 +303,5 @@ def encoder_decoder_spec(config: BartConfig) -> EncoderDecoderSpec:
 
 FAMILY = encoder_decoder_family(
     encoder_decoder_spec,
-    to_config_json,
-    from_config_json,
-    normalize_config_json=normalize_config_json,
+    "modelling.bart.config_json",
 )

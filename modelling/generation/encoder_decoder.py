@@ -13,7 +13,6 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from data.seq2seq import SEQ2SEQ
-from modelling.decoder import EMBEDDINGS
 from modelling.encoder_decoder import (
     DECODER_EMBEDDINGS,
     ENCODER_HEAD,
@@ -51,6 +50,7 @@ from modelling.layers.encoder_decoder import (
 )
 from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.packing import Packing
+from modelling.weights.weight_map import EMBEDDINGS
 from popxl import Tensor, TensorSpec, ops
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import popxl
-from modelling.decoder import EMBEDDINGS
 from modelling.encoder_decoder import TOKENS
 from modelling.generation.conditional_call import any_across_replicas, call_graph_if
 from modelling.generation.decode_loop import InitialDecodeState
@@ -20,6 +19,7 @@ from modelling.generation.generator import (
 )
 from modelling.layers import LayerModules, LMHeadLoss, ParallelGroups, VocabularyEmbedding
 from modelling.layers.layer_wrapper import unwrap_layer
+from modelling.weights.weight_map import EMBEDDINGS
 from popxl import Tensor, TensorSpec
 from popxl_addons import BoundGraph, GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories

@@ -13,7 +13,6 @@ import numpy as np
 import popxl
 from config.gptj import GPTJConfig, GPTJModel
 from modelling.decoder import DecoderSpec
-from modelling.gptj.config_json import from_config_json, to_config_json
 from modelling.layers import (
     AttentionSpec,
     BlockContext,
@@ -115,4 +114,4 @@ def decoder_spec(config: GPTJConfig) -> DecoderSpec:
     )
 
 
-FAMILY = decoder_family(decoder_spec, to_config_json, from_config_json)
+FAMILY = decoder_family(decoder_spec, "modelling.gptj.config_json")

@@ -14,7 +14,6 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.chunk_loop import ChunkLoop
 from modelling.layers.dropout import Dropout
 from popxl import Tensor, ops
 
@@ -154,6 +153,8 @@ class Attention(addons.Module):
                 f"{queries} queries cannot be split into {self.num_chunks} equal chunks: choose a "
                 "number of chunks that divides them"
             )
+        from modelling.layers.chunk_loop import ChunkLoop
+
         if self.spec.compares_positions and not qk_ids:
             qk_ids = qk_ids_in_order(queries, k.shape[2])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from data.preference_samples import answers_per_example
 from modelling.layers.attention import transpose_heads
 from modelling.layers.block_context import BlockContext
 from modelling.layers.dropout import NO_DROPOUT, Dropout
@@ -189,4 +188,4 @@ def with_packed_positions(embeddings: Embeddings) -> Embeddings | PackedEncoderE
 def current_packing() -> Packing:
     """Returns how the current run configuration packs examples into samples."""
     config = current_run_config()
-    return Packing.from_config(config, answers_per_example(config))
+    return Packing.from_config(config, config.answers_per_example)

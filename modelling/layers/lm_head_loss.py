@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from modelling.fp8 import fp8_head_context
-from modelling.layers.chunk_loop import ChunkLoop, LossChunkLoop
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.head_loss import HeadLoss
@@ -78,6 +77,8 @@ class LMHeadLoss(HeadLoss):
         if num_chunks == 1:
             logits = self.lm_head(features, self._embedding_weights())
             return self._stats_of_logits(logits, [*by_token, *held])
+        from modelling.layers.chunk_loop import ChunkLoop, LossChunkLoop
+
         weights = self._head_weights()
         floats = [self.groups.copy_to_tp(features), *weights]
 

@@ -19,7 +19,6 @@ from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.layer_modules import LayerModules
 from modelling.layers.module import Module, cast_if_needed, declare_variable
 from modelling.weights import LoraSpec, WeightMap, WeightMapping
-from modelling.weights.lora import add_adapters
 from modelling.weights.weight_map import EMBEDDINGS
 from modelling.weights.weight_mapping import is_vocabulary
 from popxl import Tensor, float32, ops
@@ -285,6 +284,8 @@ class LayerAdapters:
         if config.adapter.rank:
             ungrouped = replace(config, execution=replace(config.execution, expert_groups=1))
             weight_map = weight_map_of(ungrouped)
+            from modelling.weights.lora import add_adapters
+
             self._layers = add_adapters(weight_map, config.adapter, config.adapter_targets).layers
         self._dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
 

@@ -14,7 +14,6 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from config.task import Seq2SeqData
-from data.preference_samples import max_texts_per_sample
 from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.masking import padding_bias, segment_bias
 from modelling.layers.module import cast_if_needed
@@ -46,7 +45,7 @@ class Packing:
         """Returns how a configuration packs examples into samples."""
         assert isinstance(config.data, Seq2SeqData)
         layout = ActivationLayout.from_config(config)
-        return cls(max_texts_per_sample(config), sequences_per_example, layout)
+        return cls(config.max_texts_per_sample, sequences_per_example, layout)
 
     @property
     def sequences_per_sample(self) -> int:

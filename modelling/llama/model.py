@@ -44,7 +44,6 @@ from modelling.layers import (
     make_output_layer,
     parameter,
 )
-from modelling.llama.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.llama.rotary import Rope
 from modelling.model_family import decoder_family
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
@@ -290,6 +289,4 @@ def decoder_spec(config: LlamaConfig) -> DecoderSpec:
     )
 
 
-FAMILY = decoder_family(
-    decoder_spec, to_config_json, from_config_json, normalize_config_json=normalize_config_json
-)
+FAMILY = decoder_family(decoder_spec, "modelling.llama.config_json")

@@ -13,7 +13,6 @@ import numpy as np
 
 import popxl
 from data.pooling import POOLED_IDS
-from data.preference_samples import max_texts_per_sample
 from data.samples import Batch
 from modelling.objectives.pooled import PooledObjective
 from popxl import Tensor, ops
@@ -42,7 +41,7 @@ class Contrastive(PooledObjective):
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self.sequences_per_sample = max_texts_per_sample(config)
+        self.sequences_per_sample = config.max_texts_per_sample
         self._training = config.training
 
     def loss_stats(

@@ -15,7 +15,7 @@ import numpy as np
 import popxl
 from config.metrics import MetricSums
 from config.objectives import OBJECTIVES, REWARD_SQUARES
-from data.preference_samples import NUM_LOSS_TOKENS, SEGMENT_IDS, max_sequences_per_sample
+from data.preference_samples import NUM_LOSS_TOKENS, SEGMENT_IDS
 from data.rollout_samples import (
     ADVANTAGES,
     COMPLETION_LENGTHS,
@@ -88,7 +88,7 @@ class PolicyGradient(Objective):
         self._has_kl_loss = bool(self._beta) and self.name != "rloo"
         metrics = OBJECTIVES[self.name].metrics
         self.metrics = {name: fn for name, fn in metrics.items() if self._beta or name != "kl"}
-        self._sequences = n = max_sequences_per_sample(config)
+        self._sequences = n = config.max_sequences_per_sample
 
         def as_float(labels: TensorSpec) -> TensorSpec:
             return TensorSpec(labels.shape, popxl.float32)

@@ -12,7 +12,6 @@ from config.metrics import MetricSums
 from config.objectives import OBJECTIVES
 from data.labeled_samples import IS_LABELED, LABELS
 from data.pooling import POOLED_IDS
-from data.preference_samples import max_sequences_per_sample
 from data.samples import Batch
 from modelling.objectives.objective import Objective, sequence_rows
 from popxl import Tensor, ops
@@ -35,7 +34,7 @@ class PooledObjective(Objective):
 
     def __init__(self, config: RunConfig) -> None:
         self.metrics = OBJECTIVES[config.training.objective].metrics
-        self.sequences_per_sample = max_sequences_per_sample(config)
+        self.sequences_per_sample = config.max_sequences_per_sample
 
     def loss_stats(
         self,

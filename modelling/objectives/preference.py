@@ -20,7 +20,6 @@ from data.preference_samples import (
     NUM_LOSS_TOKENS,
     REF_LOGPS,
     SEGMENT_IDS,
-    max_sequences_per_sample,
 )
 from data.samples import IGNORE_INDEX, Batch
 from modelling.objectives.objective import Objective, sequence_rows
@@ -161,7 +160,7 @@ class PreferenceObjective(Objective):
         self.name = config.training.objective
         self.preference_loss = PREFERENCE_LOSSES[self.name]
         self.metrics = OBJECTIVES[self.name].metrics
-        self._sequences_per_sample = n = max_sequences_per_sample(config)
+        self._sequences_per_sample = n = config.max_sequences_per_sample
         self.token_inputs = {"labels": lambda labels: labels}
         if n > 1:
             self.token_inputs[SEGMENT_IDS] = lambda labels: labels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import popxl
-from data.preference_samples import SEGMENT_IDS, max_sequences_per_sample
+from data.preference_samples import SEGMENT_IDS
 from modelling.decoder import DecoderSpec
 from modelling.layers import ActivationLayout, LayerAdapters
 from modelling.phases.block_wrappers import RouterOnlyBlock, TrainingBlock
@@ -32,7 +32,7 @@ def build_decoder_only_phases(
     input_ids = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
     loss_inputs = head.objective.input_specs(input_ids)
     extra = {} if decoder.expert_usage is None else {SEGMENT_IDS: input_ids}
-    extra |= {"segment_starts": input_ids} if max_sequences_per_sample(config) > 1 else {}
+    extra |= {"segment_starts": input_ids} if config.max_sequences_per_sample > 1 else {}
     inputs = InputBuffers({"input_ids": input_ids} | loss_inputs | extra, settings)
     layout = ActivationLayout.from_config(config)
     shape = layout.shape(batch, model.sequence_length, model.hidden_size)

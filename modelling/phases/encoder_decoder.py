@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import popxl
-from data.preference_samples import answers_per_example
 from data.seq2seq import SEQ2SEQ
-from modelling.decoder import EMBEDDINGS
 from modelling.encoder_decoder import (
     DECODER_EMBEDDINGS,
     ENCODER_HEAD,
@@ -36,6 +34,7 @@ from modelling.phases.loss_phase_builder import build_loss_phases, set_objective
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
 from modelling.phases.settings import PhaseSettings
+from modelling.weights.weight_map import EMBEDDINGS
 from popxl import Tensor
 
 
@@ -78,7 +77,7 @@ def build_encoder_decoder_phases(
     config, token_embedding_layer = settings.config, model.token_embedding_layer
     head = adapters.attach_to_head(model.head(), token_embedding_layer)
     set_objective(head, settings)
-    packing = Packing.from_config(config, answers_per_example(config))
+    packing = Packing.from_config(config, config.answers_per_example)
     batch = config.execution.micro_batch_size
     sequences = batch * packing.sequences_per_sample
     targets = popxl.TensorSpec((sequences, SEQ2SEQ.output_length(config)), popxl.int32)

@@ -12,9 +12,9 @@ from modelling.ir_building import build_ir
 from modelling.layers.head_loss import LOSS_STATS
 from modelling.objectives import Objective
 from modelling.phases.phase_plan import PhasePlan
-from modelling.phases.settings import PhaseSettings
+from modelling.phases.settings import PhaseSettings, with_teacher_head
 from modelling.phases.step_inputs import StepInputs
-from modelling.phases.teacher_head import TeacherHead, with_teacher_head
+from modelling.phases.teacher_head import TeacherHead
 from modelling.weights import WeightMap
 
 

@@ -12,13 +12,11 @@ import popxl
 import popxl_addons as addons
 from modelling.layers.layer_wrapper import PositionalInputs, layer_class_name
 from modelling.phases.buffers import LayerIO
-from modelling.phases.fp8_state import FP8State
 from modelling.phases.phase_optimizer import PhaseOptimizer, weighted_sum_of_squares
 from modelling.phases.phase_variables import PhaseVariables
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs, UpdateInputs
 from popxl import ops
-from popxl.ops.random import create_random_seed
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.rts import reduce_replica_sharded_graph
 from popxl_addons.transforms.batch_serialisation import (
@@ -28,6 +26,7 @@ from popxl_addons.transforms.batch_serialisation import (
 from popxl_addons.variable_factory import NamedVariableFactories
 
 if TYPE_CHECKING:
+    from modelling.phases.fp8_state import FP8State
     from modelling.phases.gradient_sums import GradientSums
 
 _SEED = "seed"  # name of the seed among the arguments of a gradient graph
@@ -260,7 +259,11 @@ class Phase:
             if self.variables and trainable
             else None
         )
-        self.fp8 = FP8State.create_buffers(self._facts, self.num_layers, settings)
+        self.fp8: FP8State | None = None
+        if settings.config.fp8.enabled:
+            from modelling.phases.fp8_state import FP8State
+
+            self.fp8 = FP8State.create_buffers(self._facts, self.num_layers, settings)
         if self.optimizer is not None:
             self._build_update_graph()
         self.keep_resident(settings.config.execution.resident_layers)
@@ -425,6 +428,8 @@ class Phase:
         if self._settings.seed_spec is None:
             return []
         assert step.seed is not None
+        from popxl.ops.random import create_random_seed
+
         # A hash that is equal in every process.
         name_hash = popxl.constant(zlib.crc32(self._seed_name.encode()), popxl.uint32)
         seed = create_random_seed(

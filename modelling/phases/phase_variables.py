@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import popxl
 import popxl_addons as addons
 from config.model import QuantConfig
-from modelling.phases.quantized_weights import DequantSpec, dequantize_variables, quantize_factories
 from modelling.phases.settings import PhaseSettings
 from popxl import ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer, named_variable_buffers
 from popxl_addons.rts import all_gather_replica_sharded_graph
 from popxl_addons.variable_factory import NamedVariableFactories
+
+if TYPE_CHECKING:
+    from modelling.phases.quantized_weights import DequantSpec
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,11 @@ class PhaseVariables:
         Args:
             trainable: names of the variables that have gradients.
         """
-        facts, quantized = quantize_factories(facts, phase, settings)
+        quantized: dict[str, DequantSpec] = {}
+        if settings.config.model.quant is not None:
+            from modelling.phases.quantized_weights import quantize_factories
+
+            facts, quantized = quantize_factories(facts, phase, settings)
         groupings = _shard_groups(facts)
         shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
         shards = {n: settings.num_shards(phase, n, shapes[n], groupings[n]) for n in shapes}
@@ -136,7 +143,11 @@ class PhaseVariables:
 
     def dequantize(self, full: addons.NamedTensors) -> addons.NamedTensors:
         """Dequantize the tensors that `load_full` returns."""
-        return dequantize_variables(full, self.quantized, self.quant) if self.quant else full
+        if not self.quant:
+            return full
+        from modelling.phases.quantized_weights import dequantize_variables
+
+        return dequantize_variables(full, self.quantized, self.quant)
 
     def _gathered_buffers(self) -> dict[str, popxl.RemoteBuffer]:
         """Remote buffers for gathered copies of sharded variables, created on first use."""

@@ -12,12 +12,12 @@ from config.model import QuantConfig
 from config.sections import RunConfig
 from modelling.layers.parallel import ParallelGroups
 from modelling.objectives import Objective
-from modelling.phases.teacher_head import TeacherHead
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.weight_map import format_missing_mapping
 from modelling.weights.weight_mapping import WeightsError, is_quantizable
 
 if TYPE_CHECKING:
+    from modelling.phases.teacher_head import TeacherHead
     from popxl_addons.optimizers.adafactor import MatrixLayout
 
 ALL = "*"
@@ -190,3 +190,14 @@ class PhaseSettings:
             axis = self.matrix_layout(phase, variable).unsharded_axis
             return count if state_8bit.QuantBlocks.along_axis(axis, shape, count) else 1
         return count
+
+
+def with_teacher_head(
+    weight_map: WeightMap | None, teacher_head: TeacherHead | None
+) -> WeightMap | None:
+    """Return the weight map of a student's program; that of the student without a teacher."""
+    return (
+        weight_map
+        if teacher_head is None or weight_map is None
+        else teacher_head.extend_weight_map(weight_map)
+    )

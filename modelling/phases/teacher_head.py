@@ -22,12 +22,12 @@ from modelling.layers.lm_head_loss import TEACHER, LMHeadLoss
 from modelling.layers.module import collect_mappings
 from modelling.layers.run_config import use_run_config
 from modelling.weights import WeightMap, WeightMapping
-from popxl_addons.array_munging import pad_axis
+from modelling.weights.weight_map import HEAD_LAYER
 
 if TYPE_CHECKING:
     from modelling.objectives import TeacherStates
 
-HEAD, USED_MODULES = "head", ("lm_head", "tokens")
+USED_MODULES = "lm_head", "tokens"
 """The phase with the head; the modules of an output layer that make logits."""
 
 
@@ -88,7 +88,7 @@ class TeacherHead:
 
     def extend_weight_map(self, weight_map: WeightMap) -> WeightMap:
         """Return the weight map of a student's program, with the teacher's head."""
-        (layer,) = weight_map.phases[HEAD]
+        (layer,) = weight_map.phases[HEAD_LAYER]
         layers = {**weight_map.layers, layer: (*weight_map.layers[layer], *self.mappings)}
         return replace(weight_map, layers=layers)
 
@@ -102,6 +102,8 @@ class TeacherHead:
     @property
     def arrays(self) -> Arrays:
         """The teacher's weights by the names of `mappings`, with the student's number of rows."""
+        from popxl_addons.array_munging import pad_axis
+
         assert self.weights is not None, "a plan reads no weights"
         shapes = {w.name: w.shape for mapping in self.mappings for w in mapping.weights}
 
@@ -122,14 +124,3 @@ class TeacherHead:
         model = self.config.model
         dtype = popxl.dtype.from_name(model.precision)
         return TeacherStates(model.hidden_size, dtype, model.output_vocab_size)
-
-
-def with_teacher_head(
-    weight_map: WeightMap | None, teacher_head: TeacherHead | None
-) -> WeightMap | None:
-    """Return the weight map of a student's program; that of the student without a teacher."""
-    return (
-        weight_map
-        if teacher_head is None or weight_map is None
-        else teacher_head.extend_weight_map(weight_map)
-    )

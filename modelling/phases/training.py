@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import popxl
 import popxl_addons as addons
@@ -13,11 +14,13 @@ from config.sections import RunConfig
 from modelling.devices import resolve_platform
 from modelling.ir_building import build_ir
 from modelling.phases.phase_plan import PhasePlan
-from modelling.phases.settings import PhaseSettings
+from modelling.phases.settings import PhaseSettings, with_teacher_head
 from modelling.phases.step_inputs import StepInputs, UpdateInputs
-from modelling.phases.teacher_head import TeacherHead, with_teacher_head
 from modelling.weights import WeightMap
 from popxl import ops
+
+if TYPE_CHECKING:
+    from modelling.phases.teacher_head import TeacherHead
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from modelling.layers import (
     make_output_layer,
 )
 from modelling.model_family import encoder_decoder_family
-from modelling.t5.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.t5.relative_position import RelativePositionBias
 from popxl import Tensor, ops
 
@@ -212,9 +211,7 @@ def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
 
 FAMILY = encoder_decoder_family(
     encoder_decoder_spec,
-    to_config_json,
-    from_config_json,
+    "modelling.t5.config_json",
     infers_tied_head=True,
     classifier_prefix=CLASSIFIER_PREFIX,
-    normalize_config_json=normalize_config_json,
 )

@@ -42,7 +42,6 @@ from modelling.layers.attention import qk_ids_in_order, transpose_heads
 from modelling.layers.masking import causal_bias, segment_bias
 from modelling.llama.rotary import Rope
 from modelling.model_family import encoder_decoder_family
-from modelling.t5gemma.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.weights.hf_tensor_names import HfTensorNames
 from popxl import Tensor, ops
 
@@ -349,7 +348,5 @@ def encoder_decoder_spec(config: T5GemmaConfig) -> EncoderDecoderSpec:
 
 FAMILY = encoder_decoder_family(
     encoder_decoder_spec,
-    to_config_json,
-    from_config_json,
-    normalize_config_json=normalize_config_json,
+    "modelling.t5gemma.config_json",
 )

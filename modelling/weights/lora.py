@@ -40,6 +40,7 @@ from modelling.weights.weight_mapping import (
     is_quantizable,
     is_trainable,
     is_vocabulary,
+    module_name,
 )
 
 LORA_A, LORA_B, LORA_MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
@@ -69,11 +70,6 @@ def add_adapters(weight_map: WeightMap, adapter_config: Adapter, targets: str) -
     adapted = replace(weight_map, layers=layers, hf_names=weight_map.hf_names | adapters.hf_names)
     adapters.check_settings(adapted)
     return adapted
-
-
-def module_name(weight_name: str) -> str:
-    """Name of the module that has the named weight or bias: all but the last name component."""
-    return weight_name.rpartition(".")[0]
 
 
 # ---- for adapter_config.json --------------------------------------------------------------------

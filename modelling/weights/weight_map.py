@@ -41,6 +41,9 @@ Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 EMBEDDINGS = "embeddings"
 """Name of the embedding's layer in every weight map."""
 
+HEAD_LAYER = "head"
+"""Name of the output layer in every weight map."""
+
 FP8_PREFIX = "fp8"
 """Prefix of the names of FP8 state: `fp8/scale/<weight>`."""
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from checkpoints.lazy_arrays import Arrays
 from config.errors import UserError
-from popxl_addons.array_munging import pad_axis, shard
 
 EMBEDDING = "tokens.weight"
 """Path of the embedding's variable."""
@@ -321,5 +320,12 @@ def _split_shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
     """Split an array into `count` equal shards along `axis`, zero-padded: (count, ...)."""
     if count == 1:
         return array[None]
+    from popxl_addons.array_munging import pad_axis, shard
+
     length = -(-array.shape[axis] // count) * count
     return shard(pad_axis(array, length, axis), count, axis)
+
+
+def module_name(weight_name: str) -> str:
+    """Name of the module that has the named weight or bias: all but the last name component."""
+    return weight_name.rpartition(".")[0]

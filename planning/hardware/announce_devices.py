@@ -8,7 +8,6 @@ import popdist
 from config.sections import RunConfig
 from files.formatting import format_path
 from modelling.devices import resolve_device_desc
-from planning.hardware.file_systems import is_in_memory
 from popxl import hardware
 from terminal.screen import say
 
@@ -22,7 +21,11 @@ def announce_devices(config: RunConfig) -> None:
     """
     say(f"running on {describe_devices(config)}")
     folder = config.execution.disk
-    if folder is not None and is_in_memory(folder):
+    if folder is None:
+        return
+    from planning.hardware.file_systems import is_in_memory
+
+    if is_in_memory(folder):
         say(
             f"warning: --execution.disk {format_path(folder)} is in memory (tmpfs), which the "
             "state then takes: name a folder of a disk"

@@ -12,7 +12,6 @@ import popxl
 from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling import devices
-from planning.hardware.file_systems import free_disk_bytes
 from popxl import hardware
 from popxl.session import DeviceDesc
 
@@ -80,6 +79,8 @@ def check_lower_bound(config: RunConfig) -> None:
             excess = max(sum(required.values()) - available, 0)
             require_memory("host", required, available, excess)
         else:
+            from planning.hardware.file_systems import free_disk_bytes
+
             require_memory("host and disk", required, available + free_disk_bytes(e.disk))
 
 

@@ -14,7 +14,7 @@ from config.gptj import GPTJConfig
 from config.llama import LlamaConfig
 from config.presets import load_config
 from config.t5 import T5Config
-from data import token_cache
+from data import sources, token_cache
 from data.causal_lm import CAUSAL_LM
 from data.data_cache import DataCache
 from data.dropped_content import find_dropped_content
@@ -321,7 +321,7 @@ def test_notes_of_prepared_data_are_the_same(tmp_path, capsys, monkeypatch):
 
     expected = notes()
     assert len(expected) == 4
-    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr(sources, "MIN_BYTES", 1)
     monkeypatch.setattr("data.tokenize_worker.CHUNK_ROWS", 2)
     monkeypatch.setattr(
         token_cache,

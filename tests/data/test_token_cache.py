@@ -16,7 +16,7 @@ from config.errors import UserError
 from config.llama import LlamaConfig
 from config.presets import load_config
 from config.t5 import T5Config
-from data import token_cache
+from data import sources, token_cache
 from data.causal_lm import CAUSAL_LM
 from data.length_stats import measure_lengths
 from data.pipeline import Pipeline
@@ -60,7 +60,7 @@ def run_of(
 @pytest.fixture
 def large(monkeypatch):
     """Whatever is read counts as large, and is prepared here: other processes take seconds."""
-    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr(sources, "MIN_BYTES", 1)
     monkeypatch.setattr(
         token_cache,
         "_run_tokenize_worker",
@@ -98,7 +98,7 @@ def test_what_is_prepared_is_the_same_and_a_second_run_prepares_nothing(
 ):
     expected = read(run_of(tmp_path, ROWS[kind], shape, **more))
     said = capsys.readouterr().err
-    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr(sources, "MIN_BYTES", 1)
     if processes == 1:
         monkeypatch.setattr(
             token_cache,
@@ -203,7 +203,7 @@ def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
 
 def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(WITHOUT_TORCH))
-    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr(sources, "MIN_BYTES", 1)
     rows = [*ROWS["text"], {"prompt": "a", "completion": None}]
     with pytest.raises(UserError, match="rows.jsonl, line 41: column 'completion' holds null"):
         run_of(tmp_path, rows).make_training_samples()
@@ -211,7 +211,7 @@ def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatc
 
 
 def test_processes_that_die_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr(sources, "MIN_BYTES", 1)
     monkeypatch.setattr(token_cache.sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="the processes that read the data broke off"):
         run_of(tmp_path, ROWS["text"]).make_training_samples()
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path, large):
 def test_a_full_disk_ends_nothing(tmp_path, everywhere, monkeypatch, capsys):
     """The files go elsewhere, or the data are read without files."""
     expected = read(run_of(tmp_path, ROWS["text"]))
-    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr(sources, "MIN_BYTES", 1)
 
     def make(data: Pipeline, split: Any, to: Path) -> None:
         with full_disk(100) if everywhere or tmp_path in to.parents else nullcontext():

@@ -24,8 +24,7 @@ from config.bart import BartConfig
 from config.errors import UserError
 from config.sections import Data
 from config.task import Seq2SeqData
-from data.examples import Example, Languages, TokenizedText
-from data.language_codes import LanguageError
+from data.examples import Example, LanguageError, Languages, TokenizedText
 from data.mixture import read_mixture
 from data.pipeline import Pipeline
 from data.samples import IGNORE_INDEX

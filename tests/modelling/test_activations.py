@@ -142,7 +142,7 @@ def _two_memories(
             patches.enter_context(
                 mock.patch.object(platforms, "default_prefetch_window", return_value=window)
             )
-        patches.enter_context(mock.patch.object(sessions, "build_best_program", placed))
+        patches.enter_context(mock.patch.object(sessions, "build_placed_program", placed))
         yield
 
 

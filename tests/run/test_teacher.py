@@ -16,9 +16,9 @@ import pytest
 import run_export
 import run_finetuning
 import run_validation
-from checkpoints import load_checkpoint
+from checkpoints import load_checkpoint, safetensors_files
 from data.samples import Samples
-from run import known_digests, weight_checks
+from run import known_digests
 from run.frozen_outputs import FrozenModel
 from run.records.metrics_jsonl import read_metrics
 from sessions.loss_evaluation import LossSession
@@ -124,8 +124,8 @@ def test_runs_share_outputs_of_the_same_teacher(
 @pytest.mark.slow
 def test_the_weights_are_hashed_once(teacher, rows, tmp_path, monkeypatch) -> None:
     """Until they change: then the outputs are computed again."""
-    hashed, real = [], weight_checks.sha256_of_array
-    monkeypatch.setattr(weight_checks, "sha256_of_array", lambda x: hashed.append(1) or real(x))
+    hashed, real = [], safetensors_files.sha256_of_array
+    monkeypatch.setattr(safetensors_files, "sha256_of_array", lambda x: hashed.append(1) or real(x))
     monkeypatch.setattr(known_digests, "MIN_AGE", 0.0)
     mine = Path(shutil.copytree(teacher, tmp_path / "teacher"))
 

@@ -29,18 +29,29 @@ print(json.dumps([own, [n for n in ("transformers", "torch", "scipy") if sys.mod
 """
 
 
-def run_python(code: str) -> list:
+_START = """
+import json, sys
+import run_finetuning
+
+assert run_finetuning.main(["--config", "tiny", "--training.steps", "2", "--run_dir", RUN]) == 0
+files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+own = [n for n, f in files.items() if f.startswith(ROOT) and "site-packages" not in f]
+print(json.dumps(own))
+"""
+
+
+def run_python(code: str, **environment: str) -> list:
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHON_PATH},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHON_PATH, **environment},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_training_imports_its_own_family_objective_and_ops_alone():
     own, others = run_python(f"ROOT = {str(ROOT)!r}\n{_PROGRAM}")
-    assert len(own) <= 340
+    assert len(own) <= 300
     unneeded = ("modelling.generation.", "huggingface.", "modelling.llama", "config.llama")
     assert [name for name in own if name.startswith(unneeded)] == []
     assert {"popxl.ops.convolution", "data.pipeline", "popdist._process_group"} & set(own) == set()
@@ -52,6 +63,25 @@ def test_training_imports_its_own_family_objective_and_ops_alone():
     )  # fmt: skip
     assert set(unneeded_parts) & set(own) == set()
     assert others == []
+
+
+@pytest.mark.slow
+def test_a_second_start_imports_few_modules(tmp_path):
+    """Of two steps of `tiny`, with its executables cached."""
+    for start in ("first", "second"):
+        code = f"ROOT, RUN = {str(ROOT)!r}, {str(tmp_path / start)!r}\n{_START}"
+        own = run_python(code, POPXL_CACHE_DIR=str(tmp_path / "cache"))
+    assert len(own) <= 334
+    unneeded = (
+        "data.conversations", "data.labeled_rows", "data.packing", "data.preference",
+        "data.rollout", "data.token_", "checkpoints.safetensors_files",
+        "checkpoints.verified_loading",
+        "huggingface.pretrained", "modelling.weights.lora", "modelling.weights.trainable",
+        "modelling.t5.config_json", "planning.placement_search", "planning.requirements",
+        "popxl._analysis.printing", "popxl._compile.xla_compile", "popxl.ops.fused_attention",
+        "popxl.ops.random", "run.profiler", "run.quantized_cache",
+    )  # fmt: skip
+    assert [name for name in own if name.startswith(unneeded)] == []
 
 
 def test_a_run_imports_what_its_options_need():

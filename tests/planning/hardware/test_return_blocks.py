@@ -49,7 +49,7 @@ def test_free_blocks_between_others_go_back():
 def test_runs_with_a_limit_let_blocks_go_back(monkeypatch, tmp_path, limit):
     called = []
     monkeypatch.setattr(session, "release_freed_memory", lambda: called.append("blocks"))
-    monkeypatch.setattr(session, "offload_if_needed", lambda *_: called.append("place") or 1 / 0)
+    monkeypatch.setattr(session, "_fit_memory", lambda *_: called.append("place") or 1 / 0)
     config = small_config(layers=1)
     config = config.with_values({"execution.host_memory": limit, "execution.disk": str(tmp_path)})
     with pytest.raises(ZeroDivisionError):  # before anything is compiled

@@ -6,7 +6,6 @@ from config.toy import ToyConfig, ToyModel
 from modelling import layers as nn
 from modelling.decoder import DecoderSpec
 from modelling.model_family import decoder_family
-from modelling.toy.config_json import from_config_json, to_config_json
 from popxl import Tensor, ops
 
 
@@ -53,4 +52,4 @@ def decoder_spec(config: ToyConfig) -> DecoderSpec:
     )
 
 
-FAMILY = decoder_family(decoder_spec, to_config_json, from_config_json)
+FAMILY = decoder_family(decoder_spec, "modelling.toy.config_json")

@@ -1,4 +1,4 @@
-"""Training settings of the contrastive objective."""
+"""Training settings of objectives of whole sequences: classes, rewards and embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from config.training.common import CommonTraining
-from config.values import NonNegativeInt, PositiveFloat
+from config.values import NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+
+@dataclass(frozen=True)
+class LabelTraining(CommonTraining):
+    """Training settings of objectives of labeled sequences."""
+
+    multi_label: bool | None = None
+    """classification: a text can have several classes or none, each with its own probability. null:
+    true if labels are lists."""
+
+
+@dataclass(frozen=True)
+class RewardTraining(CommonTraining):
+    """Training settings of reward models."""
+
+    center_rewards_coefficient: NonNegativeFloat = 0.0
+    """reward: weight of the squared sum of a pair's rewards, which centers them; usually 0.01."""
 
 
 @dataclass(frozen=True)
