@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
+from itertools import groupby, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from docs.tables import format_markdown_table
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
 from planning.parallel_layouts import list_layouts
+from planning.program_variants import VariantCache
 from planning.report import PlanReport
 from planning.report_text import format_two_digits
 
@@ -41,13 +42,11 @@ RECORDS = NUMBERS.parents[1] / "benchmarks" / "results" / "full_size.jsonl"
 _BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "FLAN-T5 large": ("large", {"model": {"precision": "bfloat16"}}),
     "FLAN-T5 XL": ("xl_gpu", {}),
     "FLAN-T5 XXL": ("xxl_gpu", {}),
     "GPT-J 6B": ("gptj_6B_gpu", {}),
     "Qwen3 0.6B": ("qwen3_0_6B", {}),
     "Qwen3 32B": ("qwen3_32B", {}),
-    "Llama 3.2 1B": ("llama3_2_1B", {}),
     "Llama 3.1 8B": ("llama3_1_8B", {}),
 }
 """By title: a preset, and what is changed in it."""
@@ -58,19 +57,9 @@ _70B = {
     "intermediate_size": 28672,
     "num_attention_heads": 64,
 }
-_123B = {
-    "num_hidden_layers": 88,
-    "hidden_size": 12288,
-    "intermediate_size": 28672,
-    "num_attention_heads": 96,
-    "vocab_size": 32768,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-}
 _BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3 32B": ("qwen3_32B", {}),
     "Llama 3.1 70B": ("llama3_1_8B", _70B),
-    "Mistral Large": ("llama3_1_8B", _123B),
 }
 """By title: a preset, and what is changed in its model."""
 
@@ -84,10 +73,7 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
 
 MACHINES: dict[str, tuple[str, int]] = {
     "laptop": ("laptop", 1),
-    "T4": ("t4", 1),
     "RTX 4090": ("rtx4090", 1),
-    "L40S": ("l40s", 1),
-    "A100 80 GB": ("a100", 1),
     "H100": ("h100", 1),
     "H200": ("h200", 1),
     "8 × H200": ("h200", 8),
@@ -124,16 +110,26 @@ EVERY = [
 ]
 
 
-def compute_row(model: str, machine_title: str) -> PlannedModelRow:
-    """Plan and simulate the training of a model on a machine of `EVERY`."""
+def compute_rows(model: str, machine_titles: Sequence[str]) -> list[PlannedModelRow]:
+    """Plan and simulate the training of a model on machines of `EVERY`, in turn."""
+    rows = list[PlannedModelRow]()
+    for _, titles in groupby(machine_titles, lambda title: machine(MACHINES[title][0]).target):
+        programs = VariantCache()  # machines of one target share the traced programs
+        for title in titles:
+            report = plan_model(model, *MACHINES[title], programs)
+            rows.append(_row_from_report(model, title, report))
+    return rows
+
+
+def plan_model(
+    model: str, machine_name: str, devices: int, programs: VariantCache | None = None
+) -> PlanReport:
+    """Plan the training of a model on devices of a machine."""
     preset, changes = (MODELS | ADAPTED)[model]
-    name, devices = MACHINES[machine_title]
-    target = machine(name)
+    target = machine(machine_name)
     config = load_finetuning_config(preset, changes)
-    if target.flops["bfloat16"] < target.flops["float16"]:
-        config = config.with_values({"model.precision": "float16"})
     ways = list_layouts(config, devices, config.execution.micro_batch_size)
-    return _row_from_report(model, machine_title, plan_best_training(preset, ways, target))
+    return plan_best_training(preset, ways, target, programs)
 
 
 def _row_from_report(model: str, machine_title: str, report: PlanReport) -> PlannedModelRow:
@@ -262,22 +258,23 @@ def _measured_row(run: str, record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def compute_missing_rows(rows: Sequence[PlannedModelRow]) -> None:
-    """Plan all models and machines except those in the given rows; saves each result at once.
+    """Plan all models and machines except those in the given rows; saves each model at once.
 
-    Each in a process of its own, which gives back the gigabytes that simulated programs take.
+    Each model in a process of its own, which gives back the gigabytes that simulated programs take.
     """
     by_model_and_machine = {(row.model, row.machine): row for row in rows}
-    missing = [row for row in EVERY if row not in by_model_and_machine]
+    missing: dict[str, list[str]] = {}
+    for model, machine_title in EVERY:
+        if (model, machine_title) not in by_model_and_machine:
+            missing.setdefault(model, []).append(machine_title)
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for row in pool.map(
-            compute_row, (m for m, _ in missing), (machine_title for _, machine_title in missing)
-        ):
-            by_model_and_machine[row.model, row.machine] = row
-            models_with_rows = [
+        for model_rows in pool.map(compute_rows, missing, missing.values()):
+            by_model_and_machine |= {(row.model, row.machine): row for row in model_rows}
+            known = [
                 asdict(by_model_and_machine[name]) for name in EVERY if name in by_model_and_machine
             ]
-            NUMBERS.write_text(json.dumps(models_with_rows, indent=1) + "\n", encoding="utf-8")
-            print(row.model, row.machine, row.tokens_per_second, file=sys.stderr, flush=True)
+            NUMBERS.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            print(model_rows[0].model, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -179,21 +179,21 @@ def test_the_numbers_of_one_model_are_computed_alone(
     assert kept == [of_others, large.read_rows(), []]
     with pytest.raises(SystemExit):
         large.main(["GPT-K"])
-    assert "there is no GPT-K: choose of FLAN-T5 large, " in capsys.readouterr().err
+    assert "there is no GPT-K: choose of FLAN-T5 XL, " in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_entries_are_placed_until_they_fit() -> None:
     """The less travels to the device, the more of it waits there: two placements are too large."""
-    assert large.compute_row("Llama 3.1 8B", "L40S").fits
+    assert large.plan_model("Llama 3.1 8B", "l40s", 1).fits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", large.MODELS)
 def test_the_numbers_of_large_models_are_what_is_simulated(model: str) -> None:
     rows = {(row.model, row.machine): row for row in large.read_rows()}
-    for on in large.MACHINES:
-        assert large.compute_row(model, on) == rows[model, on], "run: python3 -m docs.large_models"
+    for row in large.compute_rows(model, list(large.MACHINES)):
+        assert row == rows[model, row.machine], "run: python3 -m docs.large_models"
 
 
 def test_a_long_text_of_a_large_vocabulary_plans_with_little_memory() -> None:
