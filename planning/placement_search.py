@@ -40,8 +40,9 @@ _TRIM = 1e-3  # fraction of the time by which a smaller prefetch window may be s
 _LEAST = 2**26  # bytes: smaller prefetch windows are not worth a simulation
 _FILL_GAIN = 1e-3  # fraction of the time: a further placement takes seconds
 _PASS_GAIN = 0.05  # fraction of the time: several passes save less than simulated (on an H200)
+# Of variants that are faster than recomputing (tests/planning/test_estimates.py):
 _OVERESTIMATE = 1.15  # estimates are at most so many times the simulated seconds
-_SPREAD = 1.08  # and the ratio of the two differs by at most so much between similar variants
+_SPREAD = 1.08  # and the ratio of the two is at most so many times that of recomputing
 
 
 @dataclass(frozen=True)
