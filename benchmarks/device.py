@@ -2,12 +2,14 @@
 
     python3 -m benchmarks.device --record runs/h100
     python3 -m benchmarks.device --peers runs/peers --llmq llmq/build/train
+    python3 -m benchmarks.device --peers benchmarks/results --plan
     python3 -m benchmarks.device --config gptj_6B_gpu --runs 3
 
 `--record DIR` measures a machine within nine minutes: bandwidths, the matrix rate, and large
 presets beside their simulated steps. Each measurement is a process of its own, so one that fails
 ends alone. The record is written after each and lists those for which no time was left. `--peers
-DIR` compares training programs (`benchmarks.peers`). Without them, one preset trains on generated
+DIR` compares training programs (`benchmarks.peers`), and `--peers DIR --plan` plans our rows
+(`benchmarks.peer_plans`). Without them, one preset trains on generated
 data with random weights, and one line of JSON is printed (`benchmarks.device_tasks`).
 """
 

@@ -6,6 +6,7 @@ power and the clocks of the GPU while it ran; what no time was left for is liste
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -53,16 +54,19 @@ def _qwen(
 
 SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen2.5 1.5B": ("qwen3_0_6B", _qwen(28, 1536, 8960, 12, 2, 16)),
-    "Qwen2.5 3B": ("qwen3_0_6B", _qwen(36, 2048, 11008, 16, 2, 8)),
+    "Qwen2.5 3B": ("qwen3_0_6B", _qwen(36, 2048, 11008, 16, 2, 16)),
     "Qwen2.5 7B": (
         "qwen3_0_6B",
-        _qwen(28, 3584, 18944, 28, 4, 4)
+        _qwen(28, 3584, 18944, 28, 4, 8)
         | {"model.vocab_size": 152064, "model.tie_word_embeddings": False},
     ),
     "GPT-J 6B": ("gptj_6B_gpu", {}),
-    "FLAN-T5 XL": ("xl_gpu", {}),
+    "FLAN-T5 XL": ("xl_gpu", {"execution.micro_batch_size": 32}),
 }
-"""Presets, and the settings that differ, by model; model cards of Hugging Face."""
+"""Presets, and the settings that differ, by model; model cards of Hugging Face.
+
+Micro-batches are the fastest planned ones on an H100 and an H200, within 1 %.
+"""
 
 TINY_SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "tiny Qwen2.5": (
@@ -71,7 +75,10 @@ TINY_SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "tiny GPT-J": ("gptj_tiny", {"execution.micro_batch_size": 4}),
     "tiny T5": ("tiny", {"execution.micro_batch_size": 4}),
 }  # fmt: skip
-SAME_STATE = {"training.optimizer.state": "bfloat16", "training.gradient_dtype": "bfloat16"}
+SMALL_MOMENTS = {"training.optimizer.state": "bfloat16"}
+"""Settings of ours with moments as those of torch and LLMQ; sums of gradients are float32."""
+
+SAME_STATE = {**SMALL_MOMENTS, "training.gradient_dtype": "bfloat16"}
 """Settings of ours with which its state is as large as that of torch and LLMQ."""
 
 PeerRun = tuple[str, PeerWork]
@@ -117,6 +124,7 @@ def list_peer_runs(tiny: bool, has_llmq: bool) -> list[PeerRun]:
     peer_runs += [(p, work(model)) for p in torch_rest[:2] for model in main]
     peer_runs += [(p, work(names[0], large)) for p in (OURS, LLMQ, torch_first)]
     peer_runs += [(p, work(model)) for p in (torch_rest[2], DEEPSPEED) for model in main]
+    peer_runs += [(OURS, work(model, **SMALL_MOMENTS)) for model in decoders]
     peer_runs += [(p, work(m, large)) for m in main[1:] for p in (OURS, LLMQ, torch_first)]
     peer_runs += [
         (p, work(m, packed=True)) for m in decoders[1:] for p in (OURS, LLMQ, torch_first)
@@ -225,8 +233,7 @@ def record_peers(
     end, rows = time.monotonic() + 60 * minutes, list[PeerRow]()
     for peer_run in peer_runs:
         program, work = peer_run
-        label = program + (", bfloat16 state" if SAME_STATE.items() <= work.fields.items() else "")
-        row = {"program": label, "model": work.model, "packed": work.packed}
+        row = {"program": _label(peer_run), "model": work.model, "packed": work.packed}
         row["tokens_asked"] = work.tokens
         left, start = end - time.monotonic(), time.monotonic()
         if (missing or {}).get(program):
@@ -246,6 +253,15 @@ def record_peers(
         write_text_atomically("the record", folder / "peers.json", text + "\n")
         write_text_atomically("the record", folder / "peers.md", format_peers(rows))
     return rows
+
+
+def _label(peer_run: PeerRun) -> str:
+    """Returns a program's name with its state, where that is not the usual one."""
+    program, work = peer_run
+    for text, fields in (("state", SAME_STATE), ("moments", SMALL_MOMENTS)):
+        if fields.items() <= work.fields.items():
+            return f"{program}, bfloat16 {text}"
+    return program
 
 
 def format_row(row: PeerRow) -> str:
@@ -293,25 +309,23 @@ def record_from_arguments(arguments: Sequence[str]) -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models, on a CPU")
     parser.add_argument("--models", nargs="*", metavar="MODEL", help="of the table alone")
     parser.add_argument("--programs", nargs="*", metavar="PROGRAM", help="alone")
+    parser.add_argument(
+        "--plan", action="store_true", help="simulate our steps, without a device, and stop"
+    )
+    parser.add_argument(
+        "--machine", nargs="*", metavar="NAME", help="to plan for (default: h100 h200)"
+    )
     args = parser.parse_args(arguments)
-    if args.llmq is not None and not args.llmq.is_file():
-        raise UserError(f"--llmq: there is no file {args.llmq}; give the path of LLMQ's `train`")
+    _check_arguments(parser, args)
     check_can_write_folder("the record to", args.peers)
     args.peers.mkdir(parents=True, exist_ok=True)
-    peer_runs = list_peer_runs(args.tiny, args.llmq is not None)
-    for name, chosen, known in (
-        ("models", args.models, {work.model for _, work in peer_runs}),
-        ("programs", args.programs, {OURS, LLMQ, *TORCH, DEEPSPEED}),
-    ):
-        if unknown := set(chosen or ()) - known:
-            there = ", ".join(sorted(known))
-            raise UserError(f"--{name}: there is no {unknown.pop()!r}; there are: {there}")
-    peer_runs = [
-        (program, work)
-        for program, work in peer_runs
-        if (args.models is None or work.model in args.models)
-        and (args.programs is None or program in args.programs)
-    ]
+    peer_runs = _chosen_runs(args)
+    if args.plan:
+        from benchmarks.peer_plans import MACHINES, format_plans, record_plans
+
+        works = [work for program, work in peer_runs if program == OURS]
+        print(format_plans(record_plans(args.peers, works, args.machine or MACHINES)))
+        return
     device = "cpu" if args.tiny else "auto"
     record_peers(
         args.peers,
@@ -322,3 +336,41 @@ def record_from_arguments(arguments: Sequence[str]) -> None:
         args.longest,
     )
     print((args.peers / "peers.md").read_text(encoding="utf-8"))
+
+
+def _check_arguments(parser: Parser, args: argparse.Namespace) -> None:
+    """Check that all arguments take effect.
+
+    Raises:
+        UserError: one does not, or names what is not there.
+    """
+    if args.llmq is not None and not args.llmq.is_file():
+        raise UserError(f"--llmq: there is no file {args.llmq}; give the path of LLMQ's `train`")
+    if args.plan:
+        for name in ("llmq", "minutes", "longest", "programs"):
+            if getattr(args, name) != parser.get_default(name):
+                raise UserError(f"--{name} is for measured programs: leave it out beside --plan")
+    elif args.machine is not None:
+        raise UserError("--machine is for plans: give --plan too, or leave it out")
+
+
+def _chosen_runs(args: argparse.Namespace) -> list[PeerRun]:
+    """Returns the runs of the models and programs that the arguments name.
+
+    Raises:
+        UserError: there is no such model or program.
+    """
+    peer_runs = list_peer_runs(args.tiny, args.llmq is not None)
+    for name, chosen, known in (
+        ("models", args.models, {work.model for _, work in peer_runs}),
+        ("programs", args.programs, {OURS, LLMQ, *TORCH, DEEPSPEED}),
+    ):
+        if unknown := set(chosen or ()) - known:
+            there = ", ".join(sorted(known))
+            raise UserError(f"--{name}: there is no {unknown.pop()!r}; there are: {there}")
+    return [
+        (program, work)
+        for program, work in peer_runs
+        if (args.models is None or work.model in args.models)
+        and (args.programs is None or program in args.programs)
+    ]

@@ -1,9 +1,10 @@
-"""Write the tables of fields and presets in docs/configuration.md from the configuration.
+"""Write the tables of docs/configuration.md, and the one of planned steps in docs/benchmarks.md.
 
     python3 -m docs.tables
 
-A table stands there between `<!-- table: NAME -->` and `<!-- end -->`; this writes it anew.
-A test fails where one is out of date.
+A table stands there between `<!-- table: NAME -->` and `<!-- end -->`; this writes it anew, from
+the configuration, or from benchmarks/results/planned_peers.json. A test fails where one is out of
+date.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from config.unsupported_models import UNSUPPORTED
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "configuration.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results"
 _TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -37,6 +40,10 @@ def _create_table(name: str, documented: set[tuple[str, str]]) -> str:
     Args:
         documented: field names and meanings of the families' tables so far; it grows.
     """
+    if name == "planned_peers":
+        from benchmarks.peer_plans import format_plans, read_plans  # needs the planner
+
+        return format_plans(read_plans(RESULTS))
     if name == "presets":
         return _preset_table()
     if name == "missing":
@@ -150,8 +157,9 @@ def format_markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]
 
 
 def main() -> None:
-    """Update the tables of fields and presets in docs/configuration.md."""
-    DOCUMENT.write_text(rewrite_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    """Update the tables in docs/configuration.md and docs/benchmarks.md."""
+    for document in (DOCUMENT, BENCHMARKS):
+        document.write_text(rewrite_tables(document.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from config.families import FAMILIES
 from config.flags import shortest_flag
 from config.presets import load_config
 from config.sections import RunConfig
-from docs.tables import DOCUMENT, rewrite_tables
+from docs.tables import BENCHMARKS, DOCUMENT, rewrite_tables
 from terminal.command_line import read_command_line
 from tests.data.corpora import few_rows
 from tests.pages import PAGES, README, ROOT, blocks, name, prose, text_of
@@ -192,8 +192,10 @@ def test_every_page_is_linked_from_the_readme():
 
 
 # ---- tables and numbers -------------------------------------------------------------------------
-def test_tables_are_those_of_the_configuration():
-    assert rewrite_tables(text_of(DOCUMENT)) == text_of(DOCUMENT), "run: python3 -m docs.tables"
+def test_tables_are_those_of_the_configuration_and_of_the_record():
+    for document in (DOCUMENT, BENCHMARKS):
+        text = text_of(document)
+        assert rewrite_tables(text) == text, "run: python3 -m docs.tables"
 
 
 def test_every_field_is_in_a_table():

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import device, llmq, peers
 from benchmarks.llmq import LlmqError, measure_llmq, write_token_file
+from benchmarks.peer_plans import read_plans
 from benchmarks.peer_programs import (
     DEEPSPEED,
     LLMQ,
@@ -27,6 +28,9 @@ from benchmarks.peer_programs import (
 from data.samples import IGNORE_INDEX
 from huggingface.torch_model import build_torch_model
 from modelling.model_family import get_family
+from planning.hardware.machines import machine
+from planning.report import make_report
+from planning.requirements import finetuning_requirements
 from sessions.training import TrainingSession
 
 QWEN = PeerWork(
@@ -229,11 +233,33 @@ def test_power_and_clocks_are_those_under_load(tmp_path: Path, monkeypatch) -> N
         (["--llmq", "/nonexistent"], "there is no file /nonexistent"),
         (["--models", "GPT-5"], "--models: there is no 'GPT-5'; there are: FLAN-T5 XL"),
         (["--programs", "nobody"], "--programs: there is no 'nobody'"),
+        (["--machine", "h100"], "--machine is for plans: give --plan too, or leave it out"),
+        (["--plan", "--minutes", "3"], "--minutes is for measured programs: leave it out"),
+        (["--plan", "--programs", "ours"], "--programs is for measured programs"),
+        (["--plan", "--machine", "h1000"], "did you mean h100"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], message: str, tmp_path, capsys) -> None:
     assert device.main(["--peers", str(tmp_path / "p"), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_plans_of_our_rows_need_no_device(tmp_path: Path, capsys, monkeypatch) -> None:
+    small_state = replace(GPTJ, fields={**GPTJ.fields, **peers.SAME_STATE}, packed=True)
+    runs = [(OURS, GPTJ), (LLMQ, GPTJ), (OURS, small_state)]
+    monkeypatch.setattr(peers, "list_peer_runs", lambda *_: runs)
+    assert device.main(["--peers", str(tmp_path), "--plan", "--machine", "h200"]) == 0
+    first, second = read_plans(tmp_path)
+    requirements = finetuning_requirements(GPTJ.config(), machine("h200").target)
+    report = make_report("", requirements, replace(machine("h200"), devices=1))
+    assert first.seconds == round(report.expected_seconds, 3)
+    assert (first.device_bytes, first.fits) == (report.device_bytes, True)
+    assert (first.machine, first.tokens, first.micro_batch_size) == ("h200", 256, 4)
+    assert (first.packed, second.packed) == (False, True)
+    table = capsys.readouterr().out
+    assert table.startswith("Model | Tokens | Moments, sums | Micro-batch | NVIDIA H200 SXM | GB")
+    assert "g | 256 | float32, float32 | 4 | 0.0" in table
+    assert "g, packed | 256 | bfloat16, bfloat16 | 4 | 0.0" in table
 
 
 @pytest.mark.slow  # torch in several processes
