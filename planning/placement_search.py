@@ -38,6 +38,7 @@ _CHUNKS = 2, 4, 8  # numbers of chunks of the queries to try
 _TRIES = 5  # attempts to place entries, each with the memory that the last run left
 _TRIM = 1e-3  # fraction of the time by which a smaller prefetch window may be slower
 _LEAST = 2**26  # bytes: smaller prefetch windows are not worth a simulation
+_INPUTS_GAIN = 2e-3  # fraction of the time: what is saved is written anyway
 _FILL_GAIN = 1e-3  # fraction of the time: a further placement takes seconds
 _PASS_GAIN = 0.05  # fraction of the time: several passes save less than simulated (on an H200)
 # Of variants that are faster than recomputing (tests/planning/test_estimates.py):
@@ -71,7 +72,7 @@ def search_placement(
     With `execution.micro_batches_per_pass` auto, it tries one pass of all micro-batches, then one
     micro-batch per pass, and twice as many as long as that is faster, up to a number that saves all
     activations and hides all transfers. Where it is bound by compute then, layers also save the
-    outputs of gates, if that is faster. Several passes need to be faster than one by `_PASS_GAIN`.
+    inputs of matmuls, if that is faster. Several passes need to be faster than one by `_PASS_GAIN`.
 
     Args:
         memory: bytes of a device for the program; default: the machine's.
@@ -93,7 +94,9 @@ def search_placement(
     search.limit_seconds(inf)
     best = _resolve_auto_options(search, config, best)
     if best.variant.saved_layers and best.is_bound_by_compute:
-        best = search.find_fastest(best, [replace(best.variant, saves_gates=True)])
+        best = search.find_fastest(
+            best, [replace(best.variant, saves_matmul_inputs=True)], _INPUTS_GAIN
+        )
     best = search.fill_device_memory(best)
     trimmed = search.trim_resident_entries(best)
     tried = [trimmed if trial is best else trial for trial in search.tried]
@@ -272,9 +275,9 @@ class PlacementSearch:
         return self.find_fastest(best, [replace(best.variant, saved_layers=p) for p in policies])
 
     def find_fastest(
-        self, best: PlacementTrial, variants: Collection[ProgramVariant]
+        self, best: PlacementTrial, variants: Collection[ProgramVariant], gain: float = MIN_GAIN
     ) -> PlacementTrial:
-        """Return the fastest trial of these program variants; `best` if none is faster.
+        """Return the fastest of these variants' trials; `best` if none gains the fraction `gain`.
 
         Those with the smallest lower bound come first; ones that cannot be faster than the fastest
         run so far are not simulated.
@@ -282,18 +285,20 @@ class PlacementSearch:
         fastest = best
         self._placed_bound(best.variant)  # the others wait no shorter
         for variant in sorted(variants, key=self._least_seconds):
-            if not self._can_be_faster_than(fastest, variant):
+            if not self._can_be_faster_than(fastest, variant, gain):
                 self.left_out.add(variant)
             elif self.may_fit_device(variant):
                 trial = self.simulate_variant(variant)
                 fastest = min(fastest, trial, key=lambda t: (not t.fits, t.seconds))
-        return fastest if fastest.is_faster_than(best) else best
+        return fastest if fastest.is_faster_than(best, gain) else best
 
-    def _can_be_faster_than(self, fastest: PlacementTrial, variant: ProgramVariant) -> bool:
+    def _can_be_faster_than(
+        self, fastest: PlacementTrial, variant: ProgramVariant, gain: float
+    ) -> bool:
         """Return False if a variant's lower bounds tell that it cannot gain anything."""
         if not fastest.fits:
             return True
-        limit = min((1 - MIN_GAIN) * fastest.seconds, self._limit)
+        limit = min((1 - gain) * fastest.seconds, self._limit)
         return self._least_seconds(variant) < limit and self._placed_bound(variant) < limit
 
     def _least_seconds(self, variant: ProgramVariant) -> float:

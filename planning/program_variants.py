@@ -43,14 +43,14 @@ class ProgramVariant:
     Attributes:
         per_pass: micro-batches per pass (`execution.micro_batches_per_pass`).
         saved_layers: the phases or layer types that save activations.
-        saves_gates: see `PhaseSettings`.
+        saves_matmul_inputs: see `PhaseSettings`.
         changes: fields of `execution` and their values, which replace the configuration's.
     """
 
     per_pass: int
     saved_layers: RematPolicy = RECOMPUTE_ALL
     changes: tuple[tuple[str, Any], ...] = ()
-    saves_gates: bool = False
+    saves_matmul_inputs: bool = False
 
     def equals_but_for_saved_layers(self, other: ProgramVariant) -> bool:
         """Return True if at most the layers that save their activations differ."""
@@ -140,7 +140,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
             saved_fractions=dict(variant.saved_layers),
             per_pass=variant.per_pass,
             teacher_head=teacher_head,
-            saves_gates=variant.saves_gates,
+            saves_matmul_inputs=variant.saves_matmul_inputs,
         )
 
     return ProgramVariants(build, default_variant(on_target), target)
@@ -222,8 +222,8 @@ class PlacementTrial:
             for name, share in self.variant.saved_layers
         ]
         saved = f"activations saved by {' and '.join(sorted(types))}" if types else "recomputed"
-        if self.variant.saves_gates:
-            saved += " with gates' outputs"
+        if self.variant.saves_matmul_inputs:
+            saved += " with inputs of matmuls"
         changes = (f"{name} {str(value).lower()}" for name, value in self.variant.changes)
         return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changes])
 

@@ -293,7 +293,7 @@ def _trials_as_dicts(result: PlacementResult) -> list[dict[str, Any]]:
         {
             "micro_batches_per_pass": trial.variant.per_pass,
             "saved_layers": dict(sorted(trial.variant.saved_layers)),
-            "saves_gates": trial.variant.saves_gates,
+            "saves_matmul_inputs": trial.variant.saves_matmul_inputs,
             "seconds": trial.seconds,
             "fits": trial.fits,
         }

@@ -83,7 +83,7 @@ class TrainingSession(ModelSession):
                 saved,
                 variant.per_pass,
                 teacher_head,
-                variant.saves_gates,
+                variant.saves_matmul_inputs,
             )
 
         variants = dict[popxl.Ir, ProgramVariant]()

@@ -187,8 +187,8 @@ class Phase:
         with_grad = [tensors[n] for n, layer_io in inputs.items() if layer_io.grad is not None]
         results = dict(zip(forward.graph.outputs, self._outputs, strict=True))
         policy = popxl.transforms.products_saveable
-        if settings.saves_gates and self._saves_activations:
-            policy = popxl.transforms.gates_saveable
+        if settings.saves_matmul_inputs and self._saves_activations:
+            policy = popxl.transforms.matmul_inputs_saveable
         with popxl.transforms.save_policy(policy):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,

@@ -37,7 +37,7 @@ class PhaseSettings:
             ones), where `execution.activations` is auto.
         per_pass: micro-batches per pass where `execution.micro_batches_per_pass` is auto; None:
             all.
-        saves_gates: True if layers that save their activations also save the outputs of gates.
+        saves_matmul_inputs: True if layers that save activations also save the inputs of matmuls.
         objective: what the head computes in place of the config's objective; None: that.
         teacher_head: whose head the student's is held beside; None: none.
     """
@@ -49,7 +49,7 @@ class PhaseSettings:
     per_pass: int | None = None
     objective: Objective | None = None
     teacher_head: TeacherHead | None = None
-    saves_gates: bool = False
+    saves_matmul_inputs: bool = False
 
     @property
     def num_micro_batches(self) -> int:

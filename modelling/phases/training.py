@@ -68,7 +68,7 @@ def build_training_program(
     saved_fractions: Mapping[str, float] = RECOMPUTE_ALL,
     per_pass: int | None = None,
     teacher_head: TeacherHead | None = None,
-    saves_gates: bool = False,
+    saves_matmul_inputs: bool = False,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
 
@@ -76,7 +76,7 @@ def build_training_program(
         build_phases: builds the family's phases in the current Ir.
         with_gradients: True to create variables with the gradients of the last step for the host.
         weight_map: the model's weights; Adafactor needs them.
-        saved_fractions, per_pass, teacher_head, saves_gates: fields of `PhaseSettings`.
+        saved_fractions, per_pass, teacher_head, saves_matmul_inputs: fields of `PhaseSettings`.
     """
     iterations = config.execution.device_iterations
     with build_ir(config) as (ir, groups):
@@ -84,7 +84,13 @@ def build_training_program(
         ir.num_host_transfers = config.gradient_accumulation * iterations
         in_program = with_teacher_head(weight_map, teacher_head)
         settings = PhaseSettings(
-            config, groups, in_program, saved_fractions, per_pass, None, teacher_head, saves_gates
+            config,
+            groups,
+            in_program,
+            saved_fractions,
+            per_pass,
+            teacher_head=teacher_head,
+            saves_matmul_inputs=saves_matmul_inputs,
         )
         phase_plan = build_phases(settings)
         seed = None

@@ -22,6 +22,8 @@ import tests.modelling.gptj.training as gptj
 import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
+from modelling.model_family import ModelFamily
+from modelling.phases.settings import ALL
 from modelling.phases.training import TrainingProgram, build_training_program
 from planning.program_variants import Build, ProgramVariant
 from popxl._compile import platforms
@@ -48,10 +50,11 @@ def _config(
 
     Args:
         execution: fields of that section.
-        split: arguments of the family's `our_config` or `small_config`, `slices` of attention, and
-            which weights are `trained`.
+        split: arguments of the family's `our_config` or `small_config`, `slices` of attention,
+            which weights are `trained`, and if products are in `fp8`.
     """
     slices, trained = split.pop("slices", 1), split.pop("trained", None)
+    fp8 = split.pop("fp8", False)
     config: RunConfig
     if family is LLAMA:  # with windows, norms on both sides, caps
         config = llama_config(hf_config("gemma2"), **split)
@@ -60,6 +63,7 @@ def _config(
     found = config.to_dict()
     found["model"] |= {"precision": precision, "dropout_prob": dropout}
     found["training"]["trainable"] = trained
+    found["fp8"]["enabled"] = fp8
     scaling = 128.0 if precision == "float16" else 1.0
     found["execution"] |= {
         "attention_serialisation": slices,
@@ -96,7 +100,7 @@ def _two_memories(
     kinds: int = 0,
     share: float = 1.0,
     per_pass: int | None = None,
-    gates: bool = False,
+    matmul_inputs: bool = False,
 ) -> Iterator[None]:
     """Entries move as on a GPU.
 
@@ -107,7 +111,7 @@ def _two_memories(
         window: bytes that loads may be ahead; default: the plan's.
         device: the fraction of the buffers for which there is room on the device.
         per_pass: micro-batches per pass; default: all.
-        gates: True if layers that keep their activations also keep the outputs of gates.
+        matmul_inputs: True if layers that keep their activations also keep what products read.
     """
 
     def placed(config: RunConfig, build: Build) -> TrainingProgram:
@@ -116,7 +120,7 @@ def _two_memories(
         if kinds:
             names = list(program.phases_by_type.values())[-kinds:]
             kept = frozenset((name, share) for each in names for name in each)
-            program = build(replace(variant, saved_layers=kept, saves_gates=gates))
+            program = build(replace(variant, saved_layers=kept, saves_matmul_inputs=matmul_inputs))
             if share < 1:
                 assert any(
                     phase.endswith("_saved")
@@ -190,20 +194,22 @@ def test_some_trained() -> None:
 
 @pytest.mark.usefixtures("cached")
 @pytest.mark.parametrize(
-    ("family", "layers"),
+    ("family", "split"),
     [
-        slow(GPTJ, 3),
-        slow(T5, 3),
-        (LLAMA, None),
+        slow(GPTJ, {"tp": 2, "layers": 3}),
+        slow(T5, {"tp": 2, "layers": 3}),
+        slow(GPTJ, {"layers": 2, "fp8": True}),
+        slow(LLAMA, {"fp8": True}),
+        (LLAMA, {}),
     ],
 )
-def test_some_layers_keep_their_activations(family: Any, layers: int | None) -> None:
+def test_some_layers_keep_their_activations(family: Any, split: dict[str, Any]) -> None:
     """The last ones, with buffers for them alone; of two kinds that alternate, some of each."""
-    split = {} if layers is None else {"tp": 2, "layers": layers}
+    precision = "bfloat16" if "fp8" in split else "float32"
     found = []
-    for kinds, share, gates in ((0, 0.0, False), (2, 0.6, False), (2, 1.0, True)):
-        config = _config(family, {"activations": "auto"}, "float32", 0.2, **split)
-        with _two_memories(kinds=kinds, share=share, gates=gates):
+    for kinds, share, matmul_inputs in ((0, 0.0, False), (2, 0.6, False), (2, 1.0, True)):
+        config = _config(family, {"activations": "auto"}, precision, 0.2, **split)
+        with _two_memories(kinds=kinds, share=share, matmul_inputs=matmul_inputs):
             found.append(_train(family, config))
     assert found[1] == found[0]
     assert found[2] == found[0]
@@ -236,20 +242,47 @@ def test_all_types(family: Any, precision: str, dropout: float, split: dict[str,
     _check(family, precision, dropout, **split)
 
 
-def test_outputs_of_gates_are_kept_beside_what_products_give() -> None:
-    config = llama_config(hf_config("llama"))
-    kept = []
-    for gates in (False, True):
-        ir = build_training_program(
-            config,
-            modelling.llama.model.FAMILY.build_phases,
-            saved_fractions={"layer": 1.0},
-            saves_gates=gates,
-        ).ir
-        buffers = [b for b in ir.remote_buffers if b.kind == "activations inside layers"]
-        kept.append(Counter(buffer.tensor_shape[-1] for buffer in buffers))
-    assert kept[1] - kept[0] == Counter([config.model.intermediate_size])
+def _saved(config: RunConfig, family: ModelFamily, matmul_inputs: bool) -> Counter[Any]:
+    """Features and dtypes of the activations that layers save, by number."""
+    ir = build_training_program(
+        config,
+        family.build_phases,
+        saved_fractions={ALL: 1.0},
+        saves_matmul_inputs=matmul_inputs,
+    ).ir
+    buffers = [b for b in ir.remote_buffers if b.kind == "activations inside layers"]
+    return Counter((*b.tensor_shape[-1:], b.tensor_dtype) for b in buffers)
+
+
+@pytest.mark.parametrize(
+    ("family", "inner", "mlps"),
+    [
+        (GPTJ, "ffn_hidden_size", 1),
+        (LLAMA, "intermediate_size", 2),  # of two layer types
+        (T5, "d_ff", 2 * 2),  # of first layers and others
+    ],
+)
+def test_inputs_of_products_are_kept_beside_their_results(
+    family: Any, inner: str, mlps: int
+) -> None:
+    """Outputs of activation functions, gated or not."""
+    config = _config(family, {"activations": "auto"}, "float32", 0.0)
+    kept = [_saved(config, family[0], inputs) for inputs in (False, True)]
+    assert kept[1] - kept[0] == {(getattr(config.model, inner), popxl.float32): mlps}
     assert kept[0] <= kept[1]
+
+
+def test_in_fp8_the_values_that_products_read_are_kept() -> None:
+    """Not what they were rounded from."""
+    config = _config(GPTJ, {"activations": "auto"}, "bfloat16", 0.0, fp8=True)
+    without, saved = (_saved(config, GPTJ[0], inputs) for inputs in (False, True))
+    size, e4m3 = config.model.hidden_size, popxl.float8_e4m3fn
+    products = 3  # that of queries, keys and values reads the norm's output, too
+    assert saved - without == {
+        (size, e4m3): 2 + 1,
+        (config.model.ffn_hidden_size, e4m3): 1,
+        (popxl.float32,): 2 * (products + 1),  # scales and amaxes
+    }
 
 
 @pytest.mark.parametrize(("share", "layers"), [(0.5, 2), (0.25, 1), (1.0, 4)])

@@ -237,7 +237,7 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
     assert alone.seconds < 0.95 * given.seconds
 
 
-def test_gates_are_saved_where_memory_bounds_a_step() -> None:
+def test_inputs_of_products_are_saved_where_memory_bounds_a_step() -> None:
     """Where it is bound by launches, that gains nothing."""
     config = preset(
         "qwen3_tiny",
@@ -246,10 +246,10 @@ def test_gates_are_saved_where_memory_bounds_a_step() -> None:
         execution={"micro_batch_size": 4},
     )
     variants = VariantCache().variants(config, "gpu")
-    for bandwidth, saves_gates in ((1e10, True), (1e12, False)):
+    for bandwidth, saves_matmul_inputs in ((1e10, True), (1e13, False)):
         gpu = replace(ONE, platform="gpu", host_link=1e12, bandwidth=bandwidth)
         best = placement_search.search_placement(variants, config, gpu).best
-        assert best.variant.saves_gates == saves_gates
+        assert best.variant.saves_matmul_inputs == saves_matmul_inputs
         assert best.fits
         assert best.variant.saved_layers == frozenset({("LlamaBlock", 1.0)})
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from popxl.transforms.merge_exchange import io_tile_exchange as io_tile_exchange
     from popxl.transforms.merge_exchange import merge_exchange as merge_exchange
     from popxl.transforms.outline import outline as outline
-    from popxl.transforms.saveable import gates_saveable as gates_saveable
+    from popxl.transforms.saveable import matmul_inputs_saveable as matmul_inputs_saveable
     from popxl.transforms.saveable import products_saveable as products_saveable
     from popxl.transforms.saveable import save_policy as save_policy
 else:

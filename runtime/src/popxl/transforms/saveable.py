@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from popxl._ir.op import Op
 
 _CHEAP = frozenset(("elementwise", "reduction", "movement"))
+_MATMULS = frozenset(("matmul", "fp8_linear", "fp8_linear_current"))  # inputs: x, ...
+_COMPUTE_INPUTS = frozenset(("gelu", "geluerf", "relu", "swish", "fp8_operand"))
 _DEAR = frozenset(("dropout",))  # random bits cost more than the memory they would take
 
 Policy = Callable[[Op], bool]
@@ -25,16 +27,19 @@ def products_saveable(op: Op) -> bool:
     return op.defn.name in _DEAR or _CHEAP.isdisjoint(op.defn.tags)
 
 
-def gates_saveable(op: Op) -> bool:
-    """True also for the output of a gate, a product of two equal shapes that a matmul reads.
+def matmul_inputs_saveable(op: Op) -> bool:
+    """True also for outputs of activation functions and gates that a matmul reads; in FP8 for all.
 
-    The matmul's gradient reads it again: where there is memory, no kernel computes it twice.
+    The matmul's gradient reads it again: where there is memory, no kernel computes it twice. In FP8
+    that is the float8 value, with its scale and amax. A norm has to be computed again anyway, for
+    its own gradient.
     """
     if products_saveable(op):
         return True
-    readers = (user for user in op.graph._ops if user.defn.name == "matmul")
     is_gate = op.defn.name == "mul" and op.inputs[0].spec == op.inputs[1].spec
-    return is_gate and any(user.inputs[0] in op.outputs for user in readers)
+    is_input = is_gate or op.defn.name in _COMPUTE_INPUTS
+    readers = (user for user in op.graph._ops if user.defn.name in _MATMULS)
+    return is_input and any(user.inputs[0] in op.outputs for user in readers)
 
 
 @contextmanager
