@@ -189,6 +189,8 @@ class Phase:
         policy = popxl.transforms.products_saveable
         if settings.saves_matmul_inputs and self._saves_activations:
             policy = popxl.transforms.matmul_inputs_saveable
+            if settings.micro_batches_per_pass == 1:
+                policy = popxl.transforms.matmul_operands_saveable
         with popxl.transforms.save_policy(policy):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,

@@ -25,6 +25,8 @@ from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating
+from popxl.ops._reductions import traced_platform
+from popxl.ops.elementwise import cast as cast_to
 from popxl.ops.elementwise import name_after_dtype
 from popxl.ops.reduction import sum_to_like
 from popxl.tensor import Tensor
@@ -131,7 +133,11 @@ def _saturate(x: Any, scale: Any, dtype: dtypes.dtype) -> Any:
 
 
 def _amax(x: Any) -> Any:
-    return jnp.max(jnp.abs(x.astype(jnp.float32)), initial=0.0)
+    sizes = jnp.abs(x.astype(jnp.float32))
+    if traced_platform() != "cpu" and x.ndim > 1:
+        # By columns first, as the gradient of a bias: XLA for GPUs then reads x once for both.
+        sizes = jnp.max(sizes, tuple(range(x.ndim - 1)), initial=0.0)
+    return jnp.max(sizes, initial=0.0)
 
 
 def _scaled_matmul(
@@ -142,11 +148,11 @@ def _scaled_matmul(
     XLA's GemmRewriter makes either form one call of cublasLt's FP8 product. Where the operands are
     scaled back first, the call also takes both scales, gives its result in bfloat16 and adds a bias
     that follows: nothing passes over a float32 result. That form rounds scales to bfloat16, so it
-    needs scales that are `exact`, powers of two.
+    needs scales that are `exact`, powers of two. A float32 result it adds to an accumulator.
     """
-    dims = (((axes[0],), (axes[1],)), ((), ()))
-    if exact and dtype == jnp.bfloat16:
-        a, b = (t.astype(dtype) * (1 / s).astype(dtype) for t, s in ((a, a_scale), (b, b_scale)))
+    dims, half = (((axes[0],), (axes[1],)), ((), ())), jnp.bfloat16
+    if exact and (dtype == half or (dtype == jnp.float32 and traced_platform() != "cpu")):
+        a, b = (t.astype(half) * (1 / s).astype(half) for t, s in ((a, a_scale), (b, b_scale)))
         return lax.dot_general(a, b, dims, preferred_element_type=dtype)
     y = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
     return (y * (1 / a_scale) * (1 / b_scale)).astype(dtype)
@@ -206,7 +212,13 @@ _LINEAR_GRADS = define(
 
 
 def _operand_grad(ctx: Any, op: Op, dt: Tensor | None, *_: Any) -> list[Tensor | None]:
-    """Straight-through gradient of rounding to FP8; `_linear_grad` gives it in the source dtype."""
+    """Straight-through gradient of rounding to FP8, in the dtype in which `_linear_grad` gives it.
+
+    Inside a graph that is the source's.
+    """
+    source = op.inputs[0]
+    if dt is not None and dt.dtype != source.dtype and source._producer is not None:
+        dt = cast_to(dt, source.dtype)
     return [dt, *[None] * (len(op.inputs) - 1)]
 
 
@@ -214,9 +226,9 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     residuals = [ctx.fwd(t) for t in op.inputs]
     bias = [residuals.pop()] if op.attrs["biased"] else []
     attrs = {k: v for k, v in op.attrs.items() if k not in ("io_dtypes", "biased")}
-    dx, dw, *amaxes = emit(
-        _LINEAR_GRADS, [dy, *residuals], attrs | {"results": op.attrs["io_dtypes"][:2]}
-    )
+    of_x, of_w = op.attrs["io_dtypes"][:2]
+    attrs["results"] = of_x, ctx.weight_gradient_dtype(of_w)
+    dx, dw, *amaxes = emit(_LINEAR_GRADS, [dy, *residuals], attrs)
     grads: list[Tensor | None] = [dx, None, None, dw, None, None, *amaxes]
     grads += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
     return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from popxl import context
+from popxl import context, dtypes
 from popxl._analysis.memo import Memo
 from popxl._analysis.verify import verify_if_enabled
 from popxl._ir.op import Op
@@ -22,6 +22,7 @@ from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.connections import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
+from popxl.transforms.gradient_dtype import weight_gradient_dtype
 from popxl.transforms.gradient_ops import (
     generic_grad,
     gradient_rule,
@@ -169,6 +170,11 @@ class GradContext:
         """True if the gradient with respect to input `index` of `op` is required."""
         t = op.inputs[index]
         return t in self._needed and t.dtype.is_floating_point
+
+    @staticmethod
+    def weight_gradient_dtype(default: dtypes.dtype) -> dtypes.dtype:
+        """Returns the dtype in which an FP8 matmul gives the gradient of its weight."""
+        return weight_gradient_dtype(default)
 
     def fwd(self, t: Tensor) -> Tensor:
         """Returns the gradient graph's tensor with the value of forward tensor `t`."""

@@ -42,6 +42,14 @@ def matmul_inputs_saveable(op: Op) -> bool:
     return is_input and any(user.inputs[0] in op.outputs for user in readers)
 
 
+def matmul_operands_saveable(op: Op) -> bool:
+    """True also for FP8 weights, which are then rounded once for both directions.
+
+    For passes of one micro-batch: each micro-batch saves its own.
+    """
+    return op.defn.name == "fp8_operand" or matmul_inputs_saveable(op)
+
+
 @contextmanager
 def save_policy(policy: Policy | None) -> Iterator[None]:
     """Context in which gradient graphs save only inputs and results of ops with `policy(op)`.

@@ -78,7 +78,8 @@ def autodiff_with_accumulation(
     """
     accumulated = list(tensors_to_accumulate_grads)
     required = [t for t in grads_required or () if t not in accumulated]
-    grad = autodiff(graph, grads_provided, [*required, *accumulated], called_graphs_grad_info)
+    with popxl.transforms.accumulate_weight_gradients_in(accumulator_dtype if adds else None):
+        grad = autodiff(graph, grads_provided, [*required, *accumulated], called_graphs_grad_info)
     names = _accumulator_names(graph, accumulated)
     factories = _accumulator_factories(names, replica_groupings, accumulator_dtype)
     if mean:
