@@ -1,7 +1,10 @@
 """Kernels that XLA joins on a GPU: what computes elements, or sums over them, from the same inputs.
 
 A joined kernel reads its inputs once, and what it makes itself not at all (XLA's multi-output
-fusion). `tests/planning/test_h100.py` compares the bytes with those of XLA's executables.
+fusion). Nor does one that normalises rows, of up to `_LONGEST_ROW` elements, read them again after
+its sums: XLA makes one Triton kernel of it, but not where another kernel sums the same values by
+columns, as for the gradient of a norm's weight. `tests/planning/test_h100.py` compares the bytes
+with those of XLA's executables.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from popxl.plan.flat_jaxpr import PrimitiveNode, PrimitiveValue
 
 _RECENT = 8
 """Kernels of one shape that a new one is compared with, so that time is linear."""
+_LONGEST_ROW = 2**14
+"""Elements of the longest row that a block of XLA's Triton kernels holds (measured on an H100)."""
 
 
 @dataclass
@@ -25,12 +30,14 @@ class _Group:
         axes: that its reductions sum over; None: it has none.
         values: that it reads, or makes element by element.
         needs: groups that it depends on, as bits.
+        sums: of rows, that it makes and can use.
     """
 
     bit: int
     axes: Any
     values: set[PrimitiveValue] = field(default_factory=set)
     needs: int = 0
+    sums: set[PrimitiveValue] = field(default_factory=set)
 
 
 def joined_reads(
@@ -48,6 +55,7 @@ def joined_reads(
     by_shape: dict[tuple[int, ...], list[_Group]] = {}
     needs: dict[PrimitiveValue, int] = {}  # groups that a value depends on, as bits
     joined = {}
+    by_columns = _values_summed_by_columns(nodes, reads)
     for node, read in zip(nodes, reads, strict=True):
         depends = 0
         for value in (*node.inputs, *read):
@@ -67,9 +75,26 @@ def joined_reads(
             group.values.update(read)
             if not axes:
                 group.values.update(node.outputs)
+            elif _sums_rows(node) and by_columns.isdisjoint(read):
+                group.sums.update(node.outputs)
             depends |= group.bit
         needs.update(dict.fromkeys(node.outputs, depends))
     return joined
+
+
+def _values_summed_by_columns(
+    nodes: Sequence[PrimitiveNode], reads: Sequence[Mapping[PrimitiveValue, int]]
+) -> set[PrimitiveValue]:
+    """Returns the values in memory that sums over other axes than the last read."""
+    pairs = zip(nodes, reads, strict=True)
+    sums = (read for node, read in pairs if node.params.get("axes") and not _sums_rows(node))
+    return {value for read in sums for value in read}
+
+
+def _sums_rows(node: PrimitiveNode) -> bool:
+    """True for a reduction of short rows, along the last axis alone."""
+    shape = _shape(node.atoms[0])
+    return node.params.get("axes") == (len(shape) - 1,) and shape[-1] <= _LONGEST_ROW
 
 
 def _iterated_shape(node: PrimitiveNode) -> tuple[int, ...]:
@@ -98,7 +123,7 @@ def _group_to_join(
             continue
         if large.isdisjoint(group.values):
             continue
-        others = [v for v in read if v not in group.values]
+        others = [v for v in read if v not in group.values and v not in group.sums]
         if not any(_closure(needs.get(v, 0), groups) & group.bit for v in others):
             return group
     return None
