@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax
 from jax import lax
 
+from popxl._ir.op import Op
 from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_floating, float_op
-from popxl.ops._reductions import mean_over
+from popxl.ops._numerics import check_floating, float_op, upcast_half_types
+from popxl.ops._reductions import mean_over, traced_platform
 from popxl.tensor import Tensor
 
 
@@ -37,7 +40,38 @@ def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return _standardise(x, (-1,), eps) * weight + bias
 
 
-_LAYER_NORM = define("layer_norm", float_op(_layer_norm), tags=("reduction",))
+def _layer_norm_grads(x: Any, weight: Any, bias: Any, dy: Any, eps: float) -> Any:
+    """Returns the gradients of the input, the weight and the bias.
+
+    Elsewhere than on CPUs the statistics are written to memory first: XLA for GPUs would write the
+    standardized input, in float32, for the sums over rows.
+    """
+    if traced_platform() in (None, "cpu"):
+        function = partial(float_op(_layer_norm), eps=eps)
+        return jax.vjp(function, x, weight, bias)[1](dy)
+    wide, grad, scale = (upcast_half_types(t) for t in (x, dy, weight))
+    mean = wide.mean(-1, keepdims=True)
+    variance = ((wide - mean) ** 2).mean(-1, keepdims=True)
+    mean, inverse = lax.optimization_barrier((mean, lax.rsqrt(variance + eps)))
+    standard, scaled = (wide - mean) * inverse, grad * scale
+    along = (scaled * standard).mean(-1, keepdims=True)
+    dx = inverse * (scaled - scaled.mean(-1, keepdims=True) - standard * along)
+    rows = tuple(range(x.ndim - 1))
+    dw, db = (grad * standard).sum(rows), grad.sum(rows)
+    return dx.astype(x.dtype), dw.astype(weight.dtype), db.astype(bias.dtype)
+
+
+_LAYER_NORM_GRADS = define("layer_norm_grads", _layer_norm_grads, tags=("reduction",))
+
+
+def _layer_norm_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+    grads = emit(_LAYER_NORM_GRADS, [*map(ctx.fwd, op.inputs), dy], op.attrs)
+    return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
+
+
+_LAYER_NORM = define(
+    "layer_norm", float_op(_layer_norm), grad=_layer_norm_grad, tags=("reduction",)
+)
 
 
 def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
