@@ -257,7 +257,7 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
     assert plan(large, activations="keep") == ("", pytest.approx(seconds, rel=0.01))
     assert plan(large, activations="recompute")[1] > seconds
     assert plan(slow)[0].startswith("passes       8 micro-batches per pass, recomputed")
-    assert plan(short)[0].endswith("(does not fit)")
+    assert "(does not fit)" in plan(short)[0]
     some = replace(large, memory=0.12 * GB, host_link=1e8)
     half = "passes       8 micro-batches per pass, activations saved by 50% of GPTJBlock"
     assert plan(some)[0].startswith(half)
