@@ -65,7 +65,7 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Presets, and the settings that differ, by model; model cards of Hugging Face.
 
-Micro-batches are the fastest planned ones on an H100 and an H200, within 1 %.
+Micro-batches are those with which steps are planned to be short on an H100 and an H200.
 """
 
 TINY_SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {

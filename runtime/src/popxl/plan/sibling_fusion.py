@@ -19,7 +19,7 @@ from popxl.plan.flat_jaxpr import PrimitiveNode, PrimitiveValue
 _RECENT = 8
 """Kernels of one shape that a new one is compared with, so that time is linear."""
 _LONGEST_ROW = 2**14
-"""Elements of the longest row that a block of XLA's Triton kernels holds (measured on an H100)."""
+"""Elements of the longest row that a block of XLA's Triton kernels holds (compiled for an H100)."""
 
 
 @dataclass
