@@ -21,7 +21,7 @@ import popdist
 popdist.init(2, int(sys.argv[1]), sys.argv[2])
 import popxl
 from popxl import ops
-from popxl._run import device_variables
+from popxl._run import process_gather
 
 client = popdist._joined._client._client
 kept = lambda: len(client.key_value_dir_get("popdist/main"))
@@ -36,8 +36,8 @@ with ir.main_graph, popxl.in_sequence():
     common = popxl.variable(np.arange(1000.0, dtype=np.float32), name="common")
     ops.scaled_add_(common, ops.collectives.replicated_all_reduce(common * 2.0, "mean"))
 asked = []
-ask = device_variables.gather_shards
-device_variables.gather_shards = lambda *args: asked.append(1) or ask(*args)
+ask = process_gather.gather_shards
+process_gather.gather_shards = lambda *args: asked.append(1) or ask(*args)
 with popxl.Session(ir, "cpu") as session:
     session.run({})
     value = session.read_variable_data(common)

@@ -34,7 +34,7 @@ def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> l
 def visible_gpus() -> list[str]:
     """Returns the NVIDIA GPUs that this process can use, by UUID where it is known."""
     files = os.listdir("/dev") if os.path.isdir("/dev") else []
-    return list_gpu_names(os.environ, files, dict(_GPU_LINE.findall(_run_nvidia_smi())))
+    return list_gpu_names(os.environ, files, _parse_uuids(_run_nvidia_smi()))
 
 
 def list_gpu_names(
@@ -52,6 +52,11 @@ def list_gpu_names(
     return [uuids[n] for n in numbers] or sorted(
         f for f in device_files if re.fullmatch(r"nvidia\d+", f)
     )
+
+
+def _parse_uuids(nvidia_smi_output: str) -> dict[str, str]:
+    """Parses the output of `nvidia-smi -L` into UUIDs by GPU number."""
+    return dict(_GPU_LINE.findall(nvidia_smi_output))
 
 
 def _run_nvidia_smi() -> str:
