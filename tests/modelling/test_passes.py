@@ -155,12 +155,14 @@ def test_state_on_disk_is_there() -> None:
 def test_gradients_in_bfloat16_are_rounded_once_a_pass(
     name: str, precision: str, split: dict[str, int]
 ) -> None:
+    config = MODELS[name](**split)
     fields = {
         "training.gradient_dtype": "bfloat16",
-        "model.layers": 1,
+        "training.optimizer.state": "bfloat16",
+        config.model.field_path("num_hidden_layers"): 1,
         "model.precision": precision,
     }
-    config = MODELS[name](**split).with_values(fields | {"training.optimizer.state": "bfloat16"})
+    config = config.with_values(fields)
     family, module = {"t5": T5, "gptj": GPTJ}.get(name, LLAMA)
     weights, batch = family.weight_map(config).init_weights(seed=0), module.batches(1)[0]
     passes = config.gradient_accumulation
