@@ -10,11 +10,12 @@ command.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -118,6 +119,7 @@ RUNS: Mapping[str, OffloadRun] = {
     "xl_compact_of_one": OffloadRun("xl_gpu", 9.0, 1, COMPACT),
     "xl_validation": OffloadRun("xl_gpu", 3.75, 4, {}, "validation"),
     "xl_generation": OffloadRun("xl_gpu", 3.75, 4, {}, "generation"),
+    "nllb_1_3b_adamw": OffloadRun("nllb_1_3B", 8.0, 4, {}),
     "gptj_6b_adamw": OffloadRun("gptj_6B_gpu", 15.0, 1, COMPACT, steps=1),
     "gptj_6b_adafactor": OffloadRun("gptj_6B_gpu", 15.0, 1, ADAFACTOR, steps=1),
     "xl_adapters": OffloadRun("xl_gpu", 9.0, 4, ADAPTERS),
@@ -226,6 +228,27 @@ def _disk_time_lower_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dic
         "disk_seconds": disk,
         "of_bound": bound / metrics["seconds_per_step"],
     }
+
+
+def parse_arguments(
+    description: str | None,
+    runs: Collection[str],
+    children: Collection[str],
+    arguments: Sequence[str] | None,
+) -> argparse.Namespace:
+    """Parse the command line of a benchmark that measures one run in child processes.
+
+    Args:
+        description: the benchmark's docstring, whose first line is shown as help.
+        runs, children: names of the runs, and of what a child process does.
+        arguments: None: those of this process.
+    """
+    parser = Parser.of_script(description)
+    parser.add_argument("run", choices=runs, help="which model")
+    parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
+    parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
+    parser.add_argument("--child", choices=children, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
 
 
 def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:

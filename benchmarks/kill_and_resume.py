@@ -17,7 +17,6 @@ record: seconds and memory of each process.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -33,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.disk_offload import append_record, build_config
+from benchmarks.disk_offload import append_record, build_config, parse_arguments
 from checkpoints import CheckpointStore, load_checkpoint
 from config.errors import UserError
 from config.sections import RunConfig
@@ -46,7 +45,6 @@ from run.resume import resolve_initial_state
 from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages
-from terminal.parser import Parser
 
 _ROOTS = (  # of control groups: the folder, and the file with the limit
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
@@ -325,12 +323,7 @@ def _folder_bytes(folder: Path) -> int:
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure kill and resume of a preset, print the metrics, and add them to the record file."""
-    parser = Parser.of_script(__doc__)
-    parser.add_argument("run", choices=RUNS, help="which model")
-    parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
-    parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
-    parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
-    args = parser.parse_args(arguments)
+    args = parse_arguments(__doc__, RUNS, CHILDREN, arguments)
     folders = MeasurementFolders(args.folder)
     if args.child:
         run, memory = RUNS[args.run]
