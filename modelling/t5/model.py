@@ -108,22 +108,43 @@ class T5MLP(Module):
 
 
 # ---- blocks -------------------------------------------------------------------------------------
-class T5Sublayer(Module):
-    """A sublayer of T5 with its residual: x + inner(layer_norm(x)).
+class T5LayerSelfAttention(Module):
+    """T5's self-attention sublayer with residual: x + SelfAttention(layer_norm(x))."""
 
-    Args:
-        name: Hugging Face's of the inner module.
-    """
-
-    def __init__(self, c: T5Model, name: str, inner: Module) -> None:
+    def __init__(self, c: T5Model, causal: bool, is_first: bool) -> None:
         super().__init__()
-        setattr(self, name, inner)
-        self.inner_name = name
+        self.SelfAttention = T5SelfAttention(c, causal, is_first)
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """Runs the sublayer: (batch, length, hidden) -> the same shape."""
-        return ctx.add_residual(x, getattr(self, self.inner_name)(self.layer_norm(x), ctx))
+        return ctx.add_residual(x, self.SelfAttention(self.layer_norm(x), ctx))
+
+
+class T5LayerCrossAttention(Module):
+    """T5's cross-attention sublayer with residual: x + EncDecAttention(layer_norm(x))."""
+
+    def __init__(self, c: T5Model) -> None:
+        super().__init__()
+        self.EncDecAttention = T5CrossAttention(c)
+        self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
+
+    def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        """Runs the sublayer: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        return ctx.add_residual(x, self.EncDecAttention(self.layer_norm(x), ctx))
+
+
+class T5LayerFF(Module):
+    """T5's feed-forward sublayer with residual: x + DenseReluDense(layer_norm(x))."""
+
+    def __init__(self, c: T5Model) -> None:
+        super().__init__()
+        self.DenseReluDense = T5MLP(c)
+        self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
+
+    def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
+        """Runs the sublayer: (batch, length, hidden) -> the same shape."""
+        return ctx.add_residual(x, self.DenseReluDense(self.layer_norm(x), ctx))
 
 
 class T5EncoderBlock(Module):
@@ -131,12 +152,7 @@ class T5EncoderBlock(Module):
 
     def __init__(self, c: T5Model, is_first: bool) -> None:
         super().__init__()
-        self.layer = Module.from_list(
-            [
-                T5Sublayer(c, "SelfAttention", T5SelfAttention(c, False, is_first)),
-                T5Sublayer(c, "DenseReluDense", T5MLP(c)),
-            ]
-        )
+        self.layer = Module.from_list([T5LayerSelfAttention(c, False, is_first), T5LayerFF(c)])
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """Runs the block: (batch, length, hidden) -> the same shape."""
@@ -145,22 +161,23 @@ class T5EncoderBlock(Module):
         return x
 
 
-class T5DecoderBlock(T5EncoderBlock):
+class T5DecoderBlock(Module):
     """A T5 decoder block: causal self-attention, cross-attention and feed-forward.
 
-    Padding of x is at its end, where the causal mask hides it. x is (batch * sequences_per_sample,
-    length, hidden), its `ctx` a `DecoderContext`.
+    Padding of x is at its end, where the causal mask hides it.
     """
 
     def __init__(self, c: T5Model, is_first: bool) -> None:
-        Module.__init__(self)
+        super().__init__()
         self.layer = Module.from_list(
-            [
-                T5Sublayer(c, "SelfAttention", T5SelfAttention(c, True, is_first)),
-                T5Sublayer(c, "EncDecAttention", T5CrossAttention(c)),
-                T5Sublayer(c, "DenseReluDense", T5MLP(c)),
-            ]
+            [T5LayerSelfAttention(c, True, is_first), T5LayerCrossAttention(c), T5LayerFF(c)]
         )
+
+    def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        """Runs the block: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        for layer in self.layer:
+            x = layer(x, ctx)
+        return x
 
 
 # ---- the head of a classifier -------------------------------------------------------------------
