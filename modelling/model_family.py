@@ -120,13 +120,13 @@ def decoder_family(
 
         return DecoderOnlyGenerator(*args)
 
-    fields["config_json"] = config_json
     return _family_of_specs(
         make_spec,
         decoder_weight_map,
         build_decoder_only_phases,
         make_generator,
         sample_format=CAUSAL_LM,
+        config_json=config_json,
         **fields,
     )
 
@@ -151,13 +151,13 @@ def encoder_decoder_family(
 
         return EncoderDecoderGenerator(*args)
 
-    fields["config_json"] = config_json
     return _family_of_specs(
         make_spec,
         encoder_decoder_weight_map,
         build_phases,
         make_generator,
         sample_format=SEQ2SEQ,
+        config_json=config_json,
         **fields,
     )
 
