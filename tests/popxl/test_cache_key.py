@@ -103,11 +103,18 @@ def test_data_that_is_an_argument_and_names_do_not_change_the_key(change):
     assert _key(lambda ir: _base(ir, **change), 4) == _key(_base, 4)
 
 
-def test_replicas_and_transfers_change_the_key():
+def test_replicas_change_the_key_and_transfers_that_of_a_segment_with_streams():
     def build(ir):
-        ops.add_(popxl.variable(1.0), popxl.constant(1.0))
+        w = popxl.variable(1.0)
+        ops.add_(w, popxl.constant(1.0))
+        return w
 
-    assert len({_key(build), _key(build, 2), _key(build, 1, 2)}) == 3
+    def build_with_stream(ir):
+        ops.host_store(popxl.d2h_stream((), popxl.float32, "y"), build(ir))
+
+    assert _key(build) != _key(build, 2)
+    assert _key(build) == _key(build, 1, 2)
+    assert _key(build_with_stream) != _key(build_with_stream, 1, 2)
 
 
 def test_session_options_that_matter_change_the_key_and_paths_do_not():

@@ -141,11 +141,13 @@ def segment_lines(
     context = program_context(segment)
     text = _SegmentWriter(platform, context.watched, with_labels)
     options = ir._pb_ir.getSessionOptions()
-    yield f"replicas={context.replicas} transfers={context.transfers}"
+    yield f"replicas={context.replicas}"
     for name in sorted(SUPPORTED_OPTIONS - _PATH_OPTIONS):
         yield f"option {name}={getattr(options, name)}"
     for i, value in enumerate(segment.args):
         yield f"argument {text.value_text(value)} {'number' if i in segment.scalar_args else ''}"
+    if segment.streams:
+        yield f"transfers={context.transfers}"
     yield from (f"stream {text.stream_text(s)}" for s in segment.streams)
     yield f"sinks {[text.stream_text(s) for s in segment.output_streams]}"
     yield from (f"constant {text.tensor_text(c)} {_spec_text(c.spec)}" for c in segment.constants)
