@@ -47,7 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
     from planning.program_variants import VariantCache
-    from run.training_loop import finetune
 
     given, data_cache, programs = line.options, DataCache(), VariantCache()
     line = resolve_auto_fields(
@@ -65,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         show_plan(line, partial(finetuning_requirements, programs=programs), programs)
         return
+    from run.training_loop import finetune
+
     del programs  # gigabytes
     with explain_resource_errors(line.preset, line.config):
         finetune(line.config, options, data_cache)

@@ -120,7 +120,6 @@ def show_plan(
             check_can_write_file(what, path)
     from planning.program_variants import VariantCache
     from planning.report import make_report
-    from planning.report_plot import plot_report
     from planning.report_text import format_report
     from planning.speed_advice import with_speed_advice
     from planning.teacher_pass import format_teacher_pass, plan_teacher_pass
@@ -140,6 +139,8 @@ def show_plan(
     if options.plan_json is not None:
         _write_json(report, teacher, Path(options.plan_json))
     if options.plan_picture is not None:
+        from planning.report_plot import plot_report  # Matplotlib takes a second to import
+
         plot_report(report, Path(options.plan_picture))
         print(f"the picture is in {options.plan_picture}", file=sys.stderr)
     if options.plan_trace is not None:
