@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from config.config_sources import BATCH
 from config.sections import RunConfig
 from planning.hardware.machines import Machine
-from planning.parallel_layouts import ParallelLayout, list_layouts, select_promising_layouts
+from planning.parallel_layouts import list_layouts, select_promising_layouts
 from planning.placement_search import (
     PlacementSearch,
     first_variant,
@@ -43,24 +44,20 @@ def with_batch_advice(
     if report.requirements.placement_result is None or config.num_replicas == 1 or not report.fits:
         return report
     first = simulate_trial(programs.variants(config, machine.target), config, machine)
-    layouts = {1: ParallelLayout(config, first.seconds, first.fits)}
-    for factor in FACTORS:
-        larger = config.with_values({BATCH: factor * config.training.global_batch_size})
-        micro = None if has_explicit_layout else max(TARGET_TOKENS // tokens_per_sample(config), 1)
-        configs = list_layouts(larger, config.num_replicas, micro)
-        configs = [c for c in configs if not has_explicit_layout or c.execution == config.execution]
-        limit = factor * first.seconds / MIN_GAIN
+    layouts, rates, factor = {1: config}, {1: 1 / first.seconds}, 1
+    for larger in FACTORS:
+        configs = _list_larger(config, larger, has_explicit_layout)
+        limit = MIN_FRACTION * larger / rates[factor]
         if all(_least_seconds(c, machine, programs) > limit for c in configs):
-            continue  # micro-batches of the same size compute for most of the time
+            continue  # micro-batches of the same size compute, or are dispatched, all the time
         fastest = select_promising_layouts(configs, machine, programs)[0]
         if not fastest.fits:
             break
-        layouts[factor] = fastest
-    rates = {factor: factor / layout.seconds for factor, layout in layouts.items()}
-    factor = next(n for n, rate in rates.items() if rate >= MIN_FRACTION * max(rates.values()))
+        layouts[larger], rates[larger] = fastest.config, larger / fastest.seconds
+        factor = next(n for n, rate in rates.items() if rate >= MIN_FRACTION * max(rates.values()))
     if factor == 1:
         return report
-    advised = layouts[factor].config
+    advised = layouts[factor]
     best = search_placement(programs.variants(advised, machine.target), advised, machine).best
     gain = factor * report.expected_seconds / best.seconds
     batch = advised.training.global_batch_size
@@ -69,7 +66,21 @@ def with_batch_advice(
     )
 
 
+def _list_larger(config: RunConfig, factor: int, has_explicit_layout: bool) -> Sequence[RunConfig]:
+    """Return the layouts of a batch larger by `factor` that can be faster than the plan's.
+
+    What tensor parallelism takes grows with the batch, what data parallelism takes does not.
+    """
+    larger = config.with_values({BATCH: factor * config.training.global_batch_size})
+    micro = None if has_explicit_layout else max(TARGET_TOKENS // tokens_per_sample(config), 1)
+    layouts = list_layouts(larger, config.num_replicas, micro)
+    if has_explicit_layout:
+        return [c for c in layouts if c.execution == config.execution]
+    tp = config.execution.tensor_parallel
+    return [c for c in layouts if c.execution.tensor_parallel <= tp]
+
+
 def _least_seconds(config: RunConfig, machine: Machine, programs: VariantCache) -> float:
-    """Return the seconds that a step computes which recomputes its activations."""
+    """Return a lower bound of a step that recomputes its activations."""
     search = PlacementSearch.for_machine(machine, programs.variants(config, machine.target), config)
-    return search.traced_compute_seconds(first_variant(config))
+    return search.busy_seconds(first_variant(config))

@@ -23,12 +23,14 @@ from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.program_variants import (
     HIDDEN,
     MIN_GAIN,
+    RECOMPUTE_ALL,
     Build,
     PlacementTrial,
     ProgramVariant,
     ProgramVariants,
     RematPolicy,
     default_variant,
+    layer_types_faster_saved,
 )
 from popxl import hardware
 from terminal.screen import say
@@ -83,6 +85,9 @@ def search_placement(
     best = search.find_best_remat(largest)
     search.limit_seconds((1 - _PASS_GAIN) * best.seconds if best.fits else inf)
     several: PlacementTrial | None = None
+    if smaller and not search.may_be_faster(best, smaller[0]):
+        search.left_out.update(map(ProgramVariant, smaller))
+        smaller = []
     for per_pass in filter(lambda n: search.may_fit_device(ProgramVariant(n)), smaller):
         trial = search.find_best_remat(per_pass)
         if several is None or trial.is_faster_than(several):
@@ -145,7 +150,7 @@ def simulate_fastest_trial(
             others.
     """
     search = PlacementSearch.for_machine(target_machine, variants, config)
-    if search.traced_compute_seconds(candidates[0]) >= limit:
+    if search.busy_seconds(candidates[0]) >= limit:
         return None
     best = search.find_fastest(search.simulate_variant(candidates[0]), candidates[1:])
     largest = _candidate_micro_batches_per_pass(config)[1]
@@ -233,6 +238,7 @@ class PlacementSearch:
         self._known = variants.trials((rates, memory, host))
         self._limit = inf
         self._placed_seconds: dict[ProgramVariant, float] = {}
+        self._busy_seconds: dict[ProgramVariant, tuple[float, float]] = {}
         self.tried: list[PlacementTrial] = []
         self.left_out: set[ProgramVariant] = set()
 
@@ -254,6 +260,17 @@ class PlacementSearch:
     def limit_seconds(self, seconds: float) -> None:
         """Simulate only variants that can take less than `seconds` from now on."""
         self._limit = seconds
+
+    def may_be_faster(self, trial: PlacementTrial, per_pass: int) -> bool:
+        """Return False if passes of `per_pass` micro-batches cannot beat the limit.
+
+        Not even with all activations saved, which takes device and host the least time.
+        """
+        policy = RECOMPUTE_ALL
+        if self._config.execution.activations == "auto":
+            types = layer_types_faster_saved(trial.program, trial.traced)
+            policy = frozenset((name, 1.0) for name in types)
+        return not trial.fits or self.busy_seconds(ProgramVariant(per_pass, policy)) < self._limit
 
     def find_best_remat(self, per_pass: int) -> PlacementTrial:
         """Return the fastest trial over sets of saved activations, at `per_pass` micro-batches.
@@ -299,7 +316,12 @@ class PlacementSearch:
         if not fastest.fits:
             return True
         limit = min((1 - gain) * fastest.seconds, self._limit)
-        return self._least_seconds(variant) < limit and self._placed_bound(variant) < limit
+        bounds = (
+            self._least_seconds,
+            self.busy_seconds,
+            self._placed_bound,
+        )  # the fastest ones first
+        return all(bound(variant) < limit for bound in bounds)
 
     def _least_seconds(self, variant: ProgramVariant) -> float:
         """Return a lower bound of a variant's run, from variants that save fewer activations.
@@ -317,11 +339,17 @@ class PlacementSearch:
     def compute_seconds(self, variant: ProgramVariant) -> float:
         """Return the seconds that a variant computes, in however many passes."""
         largest = _candidate_micro_batches_per_pass(self._config)[1]
-        return self.traced_compute_seconds(replace(variant, per_pass=largest))
+        return self._compute_and_dispatch_seconds(replace(variant, per_pass=largest))[0]
 
-    def traced_compute_seconds(self, variant: ProgramVariant) -> float:
-        """Return the seconds that a variant's own trace computes: a lower bound of its run."""
-        return sum(self._estimate(self._program_and_trace(variant)[1]).compute_seconds)
+    def busy_seconds(self, variant: ProgramVariant) -> float:
+        """Return the seconds that device or host are busy in a variant's run: a lower bound."""
+        return max(self._compute_and_dispatch_seconds(variant))
+
+    def _compute_and_dispatch_seconds(self, variant: ProgramVariant) -> tuple[float, float]:
+        if variant not in self._busy_seconds:
+            traced = self._program_and_trace(variant)[1]
+            self._busy_seconds[variant] = traced.busy_seconds(self._rates)
+        return self._busy_seconds[variant]
 
     def _placed_bound(self, variant: ProgramVariant) -> float:
         """Return a lower bound of a variant's run: an estimate with all entries that can fit.

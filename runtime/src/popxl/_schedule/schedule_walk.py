@@ -7,8 +7,9 @@ and after each step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from popxl._schedule.schedule import (
     Branch,
@@ -17,10 +18,14 @@ from popxl._schedule.schedule import (
     Register,
     Routine,
     Run,
+    Schedule,
     Step,
     format_step,
     routine_calls,
 )
+
+if TYPE_CHECKING:
+    from popxl._schedule.segment import Segment
 
 
 class Frame:
@@ -185,3 +190,17 @@ def routines_by_part(
         else:
             stack.pop()
             yield current
+
+
+def count_segment_runs(schedule: Schedule) -> Counter[Segment]:
+    """Returns how often a run executes each segment; of two branches, the second one runs."""
+    calls = Counter({schedule.main: 1})
+    runs: Counter[Segment] = Counter()
+    for routine in reversed(schedule.routines):  # callers first
+        for step in routine.steps:
+            if isinstance(step, Run):
+                runs[step.segment] += calls[routine]
+            times = step.count if isinstance(step, Loop) else 1
+            for call_args in routine_calls(step)[-1:]:
+                calls[call_args.routine] += times * calls[routine]
+    return runs

@@ -122,7 +122,7 @@ class AllHostSimulation:
     @cached_property
     def short_timeline(self) -> Timeline:
         """Timeline of the run with long loops cut short, with about the same peak memory."""
-        if self._traced.num_segment_runs <= _LONG:
+        if sum(self._traced.segment_runs.values()) <= _LONG:
             return self.timeline
         with self._all_entries_on_host():
             return self._traced.truncate_loops(_ITERATIONS).timeline(self._rates, self._window)

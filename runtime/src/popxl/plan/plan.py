@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from popxl._run.program import Program, make_program_context
 from popxl._schedule.lookahead import default_prefetch_window
-from popxl._schedule.schedule import Run, Schedule
+from popxl._schedule.schedule import Schedule
 from popxl._schedule.schedule_builder import build_schedule
+from popxl._schedule.schedule_walk import count_segment_runs
 from popxl._schedule.segment import Segment
 from popxl.ir import Ir
 from popxl.plan.cost_memo import costs_of_segments
 from popxl.plan.cost_walk import CostWalk
-from popxl.plan.events import events_of_run
 from popxl.plan.gc_pause import gc_disabled
 from popxl.plan.loop_extrapolation import truncate_loops
 from popxl.plan.records import MemoryUse, Plan
@@ -73,10 +73,19 @@ class TracedProgram:
         """Bytes of the temporaries of the segment that has most of them."""
         return max(map(self.temporaries, self.schedule.segments), default=0)
 
-    @property
-    def num_segment_runs(self) -> int:
-        """Number of segments that a run executes, repeats included."""
-        return sum(isinstance(event.step, Run) for event in events_of_run(self.schedule))
+    @cached_property
+    def segment_runs(self) -> Mapping[Segment, int]:
+        """Number of times that a run executes each segment."""
+        return count_segment_runs(self.schedule)
+
+    def busy_seconds(self, rates: Rates) -> tuple[float, float]:
+        """Returns the seconds that the device computes in a run, and the host dispatches segments.
+
+        A run takes at least as long as each of them.
+        """
+        runs = [(self.segment_costs[segment], n) for segment, n in self.segment_runs.items()]
+        computes = sum(n * cost.seconds(rates) for cost, n in runs)
+        return computes, sum(n * cost.dispatch_seconds(rates) for cost, n in runs)
 
     def truncate_loops(self, max_iterations: int) -> TracedProgram:
         """Returns the program with at most `max_iterations` iterations per loop, for simulation."""
