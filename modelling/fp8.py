@@ -29,9 +29,10 @@ def make_fp8_recipe(config: RunConfig) -> Recipe | None:
 
 def fp8_layer_context(config: RunConfig) -> AbstractContextManager[None]:
     """Returns a context manager in which new linear layers multiply by the run's FP8 recipe."""
-    return addons.fp8_autocast(make_fp8_recipe(config))
+    return addons.fp8_autocast(make_fp8_recipe(config)) if config.fp8.enabled else nullcontext()
 
 
 def fp8_head_context(config: RunConfig) -> AbstractContextManager[None]:
     """Returns a context manager in which a new LM head multiplies in FP8 if `fp8.head` is set."""
-    return nullcontext() if config.fp8.head else addons.fp8_autocast(None)
+    ordinary = config.fp8.enabled and not config.fp8.head
+    return addons.fp8_autocast(None) if ordinary else nullcontext()

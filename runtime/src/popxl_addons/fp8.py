@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 import popxl
 from popxl import ops
 from popxl.ops.fp8_e4m3_e5m2 import EXACT, OPERANDS, AmaxOf, ScaleRule
-from popxl_addons.module import Module
+from popxl_addons.matrix_product import MatrixProduct, use_matrix_products
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
@@ -92,9 +92,6 @@ class DelayedScaling(Recipe):
         return NamedTensors.pack(self.variables, values)
 
 
-_RECIPE: ContextVar[Recipe | None] = ContextVar("fp8_recipe", default=None)
-
-
 @contextmanager
 def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
     """Context manager: linear layers created inside multiply in FP8, scaled by `recipe`.
@@ -110,37 +107,8 @@ def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
         ...     layer = Linear(64)
         >>> facts, graph = layer.create_graph(x)
     """
-    token = _RECIPE.set(recipe)
-    try:
+    with use_matrix_products(MatrixProduct if recipe is None else partial(FP8Product, recipe)):
         yield
-    finally:
-        _RECIPE.reset(token)
-
-
-def create_matrix_product() -> MatrixProduct:
-    """Create the matmul module of a new linear layer: in FP8 inside `fp8_autocast`."""
-    recipe = _RECIPE.get()
-    return MatrixProduct() if recipe is None else FP8Product(recipe)
-
-
-class MatrixProduct(Module):
-    """Module of a linear layer's matmul: x @ weight + bias."""
-
-    def build(
-        self,
-        x: popxl.Tensor,
-        weight: popxl.Tensor,
-        bias: popxl.Tensor | None = None,
-        output_type: popxl.dtype | None = None,
-    ) -> popxl.Tensor:
-        """Multiply x (..., in_features) by weight (in_features, out_features) and add the bias.
-
-        Args:
-            bias: (out_features,), in the dtype of the result.
-            output_type: dtype of the result; default: that of x.
-        """
-        y = ops.matmul(x, weight, output_type=output_type)
-        return y if bias is None else y + bias
 
 
 class FP8Product(MatrixProduct):

@@ -7,8 +7,8 @@ from typing import Any
 import popxl
 from popxl import ReplicaGrouping
 from popxl.utils import to_numpy
-from popxl_addons.fp8 import create_matrix_product
 from popxl_addons.layers.initialisers import normal, zeros
+from popxl_addons.matrix_product import create_matrix_product
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.utils import WeightsDict
