@@ -122,6 +122,9 @@ GROUPS = {
 }
 """Headings of the sections in `--help`, in its order."""
 
+FieldHelp = Callable[[ConfigField], str | None]
+"""Makes the help text of a field."""
+
 _FLAG = re.compile(r"--\w")
 _SHORT = {dotted: alias for alias, dotted in ALIASES.items()}
 
@@ -139,7 +142,7 @@ def add_section_groups(parser: argparse.ArgumentParser) -> dict[str, argparse._A
 def add_field_flags(
     groups: Mapping[str, argparse._ArgumentGroup],
     config_class: type[ConfigSection],
-    get_help_text: Callable[[ConfigField], str],
+    get_help_text: FieldHelp,
     existing_flags: Container[str] = (),
 ) -> None:
     """Adds a flag for each configuration field to the argument group of its section.

@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config.base import ConfigField, config_fields, flatten_by_path, nest_by_path
+from config.base import config_fields, flatten_by_path, nest_by_path
 from config.config_sources import (
-    AUTO_FIELDS,
-    EPOCHS,
-    LAYOUT,
     ConfigSource,
     LayeredConfig,
     disable_preference_dropout,
@@ -24,10 +21,11 @@ from config.config_sources import (
     resolve_contradictions,
     with_default_epochs_and_batch,
 )
-from config.errors import ConfigError
+from config.errors import ConfigError, UserError
 from config.families import FAMILIES
 from config.flags import (
     ALL_USED,
+    FieldHelp,
     UnusedFields,
     add_field_flags,
     add_section_groups,
@@ -35,15 +33,12 @@ from config.flags import (
     normalize_flag_spelling,
     parse_field_overrides,
 )
-from config.help import RARE, make_field_help, make_help_formatter
-from config.presets import merge_over, preset_names, with_absolute_paths
+from config.presets import with_absolute_paths
 from config.sections import RunConfig
-from config.unknown_flags import check_foreign_flags
 from files.formatting import format_name, format_path
 from terminal.base_config import BaseConfig, ConfigLoader, resolve_base_config
-from terminal.file_options import AddOptions
 from terminal.parser import Parser, add_process_options
-from terminal.preparse import PreParsedArgs, add_config_options
+from terminal.preparse import AddOptions, PreParsedArgs, add_config_options
 from terminal.screen import say
 
 
@@ -93,67 +88,66 @@ def read_command_line(
         ConfigError: if anything given is unknown, ambiguous, or of the wrong type.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    check_foreign_flags(given)
-    unused.check_arguments(given)
-    args = PreParsedArgs.from_arguments(given, presets, loader is not None, add_options)
-    base = resolve_base_config(args, presets, default_preset, loader, takes_default)
-    section = base.settings.section
-    data = base.settings.explicit_values
-    has_auto_fields = base.settings.has_auto_fields
-    all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
-    parser = Parser(
-        description=description,
-        usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=_help_epilog(base.name, presets, has_auto_fields, all_fields),
-        allow_abbrev=False,
-        formatter_class=make_help_formatter,
-    )
-    default = _format_default_config(default_preset, loader, takes_default)
-    add_config_options(parser, with_models=loader is not None, default=default)
-    parser.add_argument("--help-all", action="help", help="show all fields, in full")
-    groups = add_section_groups(parser)
-    if add_options:
-        add_options(parser)
-    names = parser.option_names()
-    add_process_options(parser)
-    flags = parser.flags()
-    if not all_fields:
-        parser.hide_options(RARE)
-    _add_fields(groups, base, partial(_make_field_help, base, str(presets), all_fields, unused))
-    parsed = vars(parser.parse_args(normalize_flag_spelling(args.arguments, section, flags)))
-    settings = _merge_settings(
-        base, infer_search_strategy(parse_field_overrides(parsed, section), data), loader
-    )
-    return CommandLine(
-        config=settings.config,
-        preset=base.name,
-        options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
-        settings=settings,
-    )
+    with _explain_foreign_flags(given):
+        unused.check_arguments(given)
+        args = PreParsedArgs.from_arguments(given, presets, loader is not None, add_options)
+        base = resolve_base_config(args, presets, default_preset, loader, takes_default)
+        section = base.settings.section
+        data = base.settings.explicit_values
+        parser = Parser(
+            description=description,
+            usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
+            allow_abbrev=False,
+        )
+        default = _format_default_config(default_preset, loader, takes_default)
+        add_config_options(parser, with_models=loader is not None, default=default)
+        parser.add_argument("--help-all", action="help", help="show all fields, in full")
+        groups = add_section_groups(parser)
+        if add_options:
+            add_options(parser)
+        names = parser.option_names()
+        add_process_options(parser)
+        flags = parser.flags()
+        get_field_help: Callable[[type[RunConfig]], FieldHelp] = _no_field_help
+        if args.asks_help:
+            from terminal.help_texts import add_help_texts
+
+            all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
+            get_field_help = add_help_texts(parser, base, str(presets), all_fields, unused)
+        _add_fields(groups, base, get_field_help)
+        parsed = vars(parser.parse_args(normalize_flag_spelling(args.arguments, section, flags)))
+        settings = _merge_settings(
+            base, infer_search_strategy(parse_field_overrides(parsed, section), data), loader
+        )
+        return CommandLine(
+            config=settings.config,
+            preset=base.name,
+            options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
+            settings=settings,
+        )
 
 
-HelpOf = Callable[[ConfigField], str]
+@contextmanager
+def _explain_foreign_flags(arguments: Sequence[str]) -> Iterator[None]:
+    """Context in which flags of other trainers, if there are any, explain an error."""
+    try:
+        yield
+    except UserError:
+        from config.unknown_flags import check_foreign_flags
+
+        check_foreign_flags(arguments)
+        raise
 
 
-def _make_field_help(
-    base: BaseConfig, presets: str, all_fields: bool, unused: UnusedFields, section: type[RunConfig]
-) -> HelpOf:
-    """Returns the function that makes a field's help text, with its effective default."""
-    settings = with_default_epochs_and_batch(base.settings)
-    has_auto_fields = base.settings.has_auto_fields
-    values = merge_over(settings.auto_values, settings.explicit_values)
-    replaced = [] if flatten_by_path(values).get(EPOCHS) is None else ["training.steps"]
-    nowhere = [*replaced, *(["data.dataset"] if has_auto_fields else [])]
-    nowhere += ["data.examples_per_sample"] if base.is_unspecified else []  # families differ
-    open_layout = LAYOUT if settings.planner_chooses_layout and presets == "finetuning" else ()
-    chosen = AUTO_FIELDS if has_auto_fields else open_layout
-    return make_field_help(section, values, presets, all_fields, chosen, unused, nowhere)
+def _no_field_help(section: type[RunConfig]) -> FieldHelp:
+    """Returns a function that makes no help text: most commands ask for none."""
+    return lambda field: None
 
 
 def _add_fields(
     groups: Mapping[str, argparse._ArgumentGroup],
     base: BaseConfig,
-    get_field_help: Callable[[type[RunConfig]], HelpOf],
+    get_field_help: Callable[[type[RunConfig]], FieldHelp],
 ) -> None:
     """Adds flags for the config fields of a model family; without a model, of all families."""
     section, known = base.settings.section, set[str]()
@@ -222,24 +216,6 @@ def _format_default_config(preset: str, loader: ConfigLoader | None, takes_defau
     if takes_default:
         return f"the run that --load names, else {preset}"
     return "the run that --save or --load names"
-
-
-def _help_epilog(
-    preset: str, presets: str | Path, has_auto_fields: bool, lists_all_presets: bool
-) -> str:
-    """Returns the last paragraph of the help text, which lists all presets or the smallest ones."""
-    used = (
-        "what is used where no flag says it; the program chooses by model, data and machine"
-        if has_auto_fields
-        else f"the values of {preset}"
-    )
-    names = preset_names(presets)
-    if lists_all_presets:
-        listed = f"Presets for --config (pods: Graphcore's layouts): {', '.join(names)}"
-    else:
-        smallest = ", ".join(name for name in names if name.endswith("tiny"))
-        listed = f"The smallest presets for --config ({len(names)} in --help-all): {smallest}"
-    return f"In brackets: {used}. {listed}"
 
 
 def format_command(script: str, arguments: Sequence[str] | None) -> str:

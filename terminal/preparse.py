@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from config.base import flatten_by_path, nest_by_path
+from config.errors import ConfigError
 from config.presets import is_user_file, load_preset, merge_over, with_absolute_paths
-from terminal.file_options import AddOptions, options_to_arguments, script_options
+from files.formatting import format_value
+from files.yaml_files import location_prefix
 from terminal.parser import Parser, parse_path_option
+
+AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,39 @@ def _with_underscores(argument: str) -> str:
     if not argument.startswith("--"):
         return argument
     return f"--{name[2:].replace('-', '_')}{equals}{value}"
+
+
+def script_options(add_options: AddOptions | None) -> dict[str, argparse.Action]:
+    """Returns the command-line options of a script by flag name, with underscores."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    if add_options is not None:
+        add_options(parser)
+    return parser.options_by_name()
+
+
+def options_to_arguments(
+    option_values: Mapping[str, Any], options: Mapping[str, argparse.Action]
+) -> list[str]:
+    """Returns script options in a YAML file as command-line arguments.
+
+    False and null give no argument.
+
+    Raises:
+        ConfigError: a value is a list or a section, or a switch is not true or false.
+    """
+    arguments = []
+    for name, value in option_values.items():
+        action, place = options[name], location_prefix(option_values, name)
+        flag = action.option_strings[0]
+        if value is None or value is False:
+            continue
+        if action.nargs == 0 and value is not True:
+            raise ConfigError(f"{place}{name} is {format_value(value)}, but must be true or false")
+        if value is True and action.nargs not in (0, "?"):
+            raise ConfigError(f"{place}{name} is true, but must be a value, as --{name} takes")
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(
+                f"{place}{name} is {format_value(value)}, but must be a text or a number"
+            )
+        arguments.append(flag if value is True else f"{flag}={value}")
+    return arguments

@@ -29,8 +29,8 @@ from files.yaml_files import dump_yaml
 from planning.config_loader import CONFIG_LOADER
 from run.options import RunOptions
 from terminal.command_line import CommandLine, read_command_line
-from terminal.file_options import AddOptions, script_options
 from terminal.parser import add_export_option
+from terminal.preparse import AddOptions, script_options
 from tests.huggingface.hub_folders import save
 from tests.slow import slow
 
