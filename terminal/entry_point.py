@@ -27,8 +27,7 @@ from typing import Protocol, TextIO
 import popdist
 from config.errors import ConfigError, UserError, UserNotice
 from files.formatting import format_path, format_sentence
-from terminal.environment import check_environment
-from terminal.executable_cache import use_default_cache
+from terminal.environment import check_environment, use_default_cache
 from terminal.huge_pages import restart_with_huge_pages
 from terminal.interrupts import (
     SECONDS_TO_END,

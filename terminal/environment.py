@@ -1,4 +1,4 @@
-"""Checks of environment variables that JAX and XLA read before errors can be reported.
+"""Environment variables that popxl, JAX and XLA read before errors can be reported.
 
 XLA ends the process at a flag that it does not know, and JAX raises when it is imported. So values
 that are not known to be good are tried in another process first.
@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from config.errors import ConfigError
 from config.values import NonNegativeFloat, ValueType
@@ -29,6 +31,7 @@ _SWITCH = re.compile(r"JAX_(DISABLE_MOST_OPTIMIZATIONS|ENABLE_X64)=([01]|[Tt]rue
 _LOGGED = re.compile(r"[EF]\d{4} .*?\] (.*)")
 _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
 _CHECK = "POPXL_CHECK"
+_CACHE_FOLDERS = ("POPXL_CACHE_DIR", "POPART_CACHE_DIR")
 _PLUGINS = "jax_plugins"
 _GOOD = {"JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS"}
 
@@ -114,3 +117,22 @@ def _explain_start_failure(program: str, environment: Mapping[str, str]) -> str 
     # XLA gives its reason first, and then lists all its flags; Python's is the last line.
     logged = [match[1] for line in lines if (match := _LOGGED.match(line))]
     return format_name((logged or lines[-1:])[0].strip(), 80)
+
+
+def use_default_cache() -> None:
+    """Set POPXL_CACHE_DIR to a folder in the user's cache, unless a cache is configured.
+
+    The folder is `$XDG_CACHE_HOME/popxl/executables`, else `~/.cache/popxl/executables`. An empty
+    variable disables the cache.
+
+    The folder is made with mode 0700, since its files are run. Where it cannot be made there is no
+    cache: it only saves time.
+    """
+    if any(name in os.environ for name in _CACHE_FOLDERS):
+        return
+    with suppress(OSError, RuntimeError, ValueError):  # no home; a name that no path can have
+        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = (given if given.is_absolute() else Path.home() / ".cache") / "popxl/executables"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            os.environ[_CACHE_FOLDERS[0]] = str(folder)

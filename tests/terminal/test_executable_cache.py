@@ -9,7 +9,7 @@ import pytest
 
 import run_finetuning
 from terminal.entry_point import entry_point
-from terminal.executable_cache import use_default_cache
+from terminal.environment import use_default_cache
 from tests.children import child
 from tests.small_runs import ROOT, TRAINING
 
