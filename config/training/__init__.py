@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from config.training.common import LearningRate as LearningRate
 from config.training.common import Optimizer as Optimizer
-from config.training.distillation import DistillationTraining
-from config.training.policy_gradient import PolicyGradientTraining
-from config.training.preference import PreferenceTraining
-from config.training.sequences import ContrastiveTraining, LabelTraining, RewardTraining
+from config.training.single_objectives import (
+    ContrastiveTraining,
+    DistillationTraining,
+    LabelTraining,
+    PolicyGradientTraining,
+    PreferenceTraining,
+    RewardTraining,
+)
 
 
 @dataclass(frozen=True)
