@@ -23,9 +23,8 @@ from safetensors.numpy import save_file
 from checkpoints.errors import CheckpointError, DamagedCheckpointError
 from files.atomic_writing import unwrap_os_errors
 from files.formatting import format_name
-from files.git_lfs import check_not_lfs_pointer
 from files.temp_folders import fsync
-from files.text_files import MEBIBYTE
+from files.text_files import MEBIBYTE, check_not_lfs_pointer
 
 DTYPES = {
     "F64": np.dtype(np.float64),

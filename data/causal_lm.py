@@ -24,7 +24,7 @@ from data.preference_samples import (
     count_prompt_tokens,
     make_kto_labels,
 )
-from data.prompt_boundary import count_leading_special_tokens, encode_examples, encode_prompts
+from data.prompt_boundary import encode_examples, encode_prompts
 from data.rollout_samples import RolloutSamples, TokenizedRollout
 from data.sample_format import (
     SampleFormat,
@@ -355,7 +355,7 @@ class CausalLM(SampleFormat):
         def truncate_prompt(text: TokenizedText) -> TokenizedText:
             excess = max(count_prompt_tokens(text) - max_tokens, 0)
             return (
-                _truncate_left(text, excess, count_leading_special_tokens(tokenizer, text.ids))
+                _truncate_left(text, excess, tokenizer.count_leading_special_tokens(text.ids))
                 if excess
                 else text
             )
@@ -549,7 +549,7 @@ def truncate_prompts(
     fitting_items, num_truncated = list[PairOrRolloutT](), 0
     for item, size in zip(items, sizes, strict=True):
         excess = -(-max(size - limit.tokens, 0) // len(item.sequences))
-        num_fixed = count_leading_special_tokens(tokenizer, item.sequences[0].ids)
+        num_fixed = tokenizer.count_leading_special_tokens(item.sequences[0].ids)
         removable = min(map(count_prompt_tokens, item.sequences)) - num_fixed
         if excess and (on_long_target == "skip" or excess >= removable):
             continue

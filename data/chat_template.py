@@ -48,7 +48,7 @@ from data.tool_calls import (
 from files.file_location import FileLocation
 from files.formatting import format_name, format_value
 from files.text_files import read_text
-from huggingface.tokenizer_limits import wrap_rust_panics
+from huggingface.tokenizer_checks import wrap_rust_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

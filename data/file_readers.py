@@ -17,9 +17,8 @@ from config.errors import UserError
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
-from files.git_lfs import check_not_lfs_pointer
 from files.json_files import MAX_LINE_BYTES, parse_json, parse_json_lines
-from files.text_files import check_regular_file, decode_text
+from files.text_files import check_not_lfs_pointer, check_regular_file, decode_text
 
 Row = Mapping[str, Any]
 GZIP_SUFFIX = ".gz"

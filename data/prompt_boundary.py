@@ -69,9 +69,3 @@ def _move_spaces_to_answer(prompt: str, answer: str) -> tuple[str, str]:
     """Move the prompt's trailing spaces to the answer; returns both texts."""
     stripped = prompt.rstrip(" ")
     return stripped[-CONTEXT_CHARACTERS:], prompt[len(stripped) :] + answer
-
-
-def count_leading_special_tokens(tokenizer: Tokenizer, ids: np.ndarray) -> int:
-    """Count the leading special tokens, such as `<bos>`, that truncation keeps."""
-    special_ids = {*tokenizer.affix_ids[0], tokenizer.hf_tokenizer.bos_token_id}
-    return next((i for i, token in enumerate(ids.tolist()) if token not in special_ids), len(ids))

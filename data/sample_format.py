@@ -247,12 +247,11 @@ def truncate_prompt_ids(
     rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, truncate_left: bool
 ) -> tuple[list[np.ndarray], int]:
     """Truncate tokenized prompts; returns them and the number of truncated ones."""
-    from data.prompt_boundary import count_leading_special_tokens  # of texts, with a tokenizer
 
     def truncate(ids: np.ndarray) -> np.ndarray:
         if not truncate_left:
             return truncate_right(ids, length, tokenizer.num_end_tokens)
-        num_fixed = count_leading_special_tokens(tokenizer, ids)
+        num_fixed = tokenizer.count_leading_special_tokens(ids)
         return ids[left_truncated_indices(len(ids), length, num_fixed)]
 
     truncated = [truncate(ids) if len(ids) > length else ids for ids in rows]

@@ -22,7 +22,7 @@ from data.examples import TokenizedText as TokenizedText
 from files.atomic_writing import write_folder_atomically, write_json
 from files.formatting import format_name, format_value
 from files.run_folder import RunFolder
-from huggingface.tokenizer_limits import wrap_rust_panics
+from huggingface.tokenizer_checks import wrap_rust_panics
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -248,6 +248,12 @@ class Tokenizer:
         start = next((i for i, special in enumerate(mask) if not special), 0)
         text = self.hf_tokenizer("a", add_special_tokens=False)["input_ids"]
         return ids[:start], ids[start + len(text) :]
+
+    def count_leading_special_tokens(self, ids: np.ndarray) -> int:
+        """Count the leading special tokens, such as `<bos>`, that truncation keeps."""
+        special_ids = {*self.affix_ids[0], self.hf_tokenizer.bos_token_id}
+        leading = takewhile(special_ids.__contains__, ids.tolist())
+        return sum(1 for _ in leading)
 
     @cached_property
     def num_end_tokens(self) -> int:

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
-from files.git_lfs import check_not_lfs_pointer
-from files.text_files import MEBIBYTE, decode_text, read_text
+from files.text_files import MEBIBYTE, check_not_lfs_pointer, decode_text, read_text
 
 MAX_LINE_BYTES = 16 * MEBIBYTE
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -1,4 +1,4 @@
-"""Reading of regular files with size limits, as bytes or UTF-8 text."""
+"""Reading of regular files with size limits, as bytes or UTF-8 text; pointers of git-lfs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from files.file_location import FileLocation
 from files.formatting import format_path
 
 MEBIBYTE = 2**20
+_LFS_START = b"version https://git-lfs.github.com/spec/"
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
@@ -87,3 +88,22 @@ def decode_text(data: bytes, path: Path, first_line: int = 1) -> str:
 def _decoding_error(path: Path, first_line: int, preceding: bytes, problem: str) -> FileError:
     line = first_line + preceding.count(b"\n")
     return FileError(f"{FileLocation(path, line)}: {problem}")
+
+
+def check_not_lfs_pointer(path: Path, start: bytes | None = None) -> None:
+    """Raise FileError if a file is a git-lfs pointer, not the content.
+
+    Args:
+        start: its first bytes; None: they are read.
+    """
+    if start is None:
+        try:
+            with path.open("rb") as file:
+                start = file.read(len(_LFS_START))
+        except OSError:  # who reads the file says it
+            return
+    if start.startswith(_LFS_START):
+        raise FileError(
+            f"{format_path(path)} is a pointer of git-lfs, not the file itself: run `git lfs pull` "
+            "in its folder, or download the file"
+        )

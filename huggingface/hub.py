@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from config.errors import UserError
 from files.formatting import format_name, format_names, format_path, format_value
-from files.git_lfs import check_not_lfs_pointer
 from files.json_files import read_json_object
-from huggingface.tokenizer_limits import TOKENIZER_FILE, check_text_growth, wrap_rust_panics
-from huggingface.vocabulary_check import check_vocabulary, special_token_arguments
+from files.text_files import check_not_lfs_pointer
+from huggingface.tokenizer_checks import (
+    TOKENIZER_FILE,
+    check_text_growth,
+    check_vocabulary,
+    special_token_arguments,
+    wrap_rust_panics,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset

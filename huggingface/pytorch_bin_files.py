@@ -15,9 +15,8 @@ from checkpoints.tensor_files import fingerprint_files, is_file_name
 from config.errors import UserError
 from files.errors import FileError
 from files.formatting import format_name, format_path
-from files.git_lfs import check_not_lfs_pointer
 from files.json_files import read_json_object
-from files.text_files import check_regular_file
+from files.text_files import check_not_lfs_pointer, check_regular_file
 from huggingface.ignored_tensors import is_ignored_tensor
 
 SINGLE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
