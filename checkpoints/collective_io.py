@@ -7,13 +7,13 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import popdist
-from checkpoints.errors import CheckpointError, CheckpointWarning, DamagedCheckpointError
+from checkpoints.errors import CheckpointError, CheckpointWarning
 from files.atomic_writing import wrap_write_errors, write_synced
 from files.errors import FileError
 from files.formatting import format_path
@@ -96,23 +96,6 @@ def is_transient(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno not in _PERMANENT_ERRNOS
     return False
-
-
-@contextmanager
-def raise_damage_on_all_processes() -> Iterator[None]:
-    """Context that raises DamagedCheckpointError on all processes if one raises it inside.
-
-    Collective: all processes enter and leave it.
-    """
-    damage = None
-    try:
-        yield
-    except DamagedCheckpointError as error:
-        damage = error
-    messages = popdist.all_gather_object(None if damage is None else str(damage))
-    message = next((text for text in messages if text is not None), None)
-    if message is not None:
-        raise DamagedCheckpointError(message) from damage
 
 
 def error_reason(error: Exception) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import popdist
 from config.errors import UserNotice
 from files.errors import FileError
 
@@ -24,3 +28,20 @@ class InconsistentCheckpointError(CheckpointError):
 
 class CheckpointWarning(UserNotice):
     """Warning that a damaged checkpoint is skipped, or that a checkpoint cannot be deleted."""
+
+
+@contextmanager
+def raise_damage_on_all_processes() -> Iterator[None]:
+    """Context that raises DamagedCheckpointError on all processes if one raises it inside.
+
+    Collective: all processes enter and leave it.
+    """
+    damage = None
+    try:
+        yield
+    except DamagedCheckpointError as error:
+        damage = error
+    messages = popdist.all_gather_object(None if damage is None else str(damage))
+    message = next((text for text in messages if text is not None), None)
+    if message is not None:
+        raise DamagedCheckpointError(message) from damage

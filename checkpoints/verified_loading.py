@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import popdist
-from checkpoints.collective_io import raise_damage_on_all_processes, wait_until_visible
+from checkpoints.collective_io import wait_until_visible
 from checkpoints.errors import (
     CheckpointError,
     CheckpointWarning,
     FormatVersionError,
     InconsistentCheckpointError,
+    raise_damage_on_all_processes,
 )
 from checkpoints.step_folders import MANIFEST, StepFolder, list_step_folders
 from files.formatting import format_path

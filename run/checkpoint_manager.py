@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import popdist
 from checkpoints import CheckpointError
-from checkpoints.collective_io import run_on_first_process
 from checkpoints.lazy_arrays import Arrays
 from config.sections import RunConfig
 from data.loader import Loader
@@ -256,6 +255,8 @@ class CheckpointManager:
         Raises:
             CheckpointError: on all processes, if that fails or the disk has too little free space.
         """
+
+        from checkpoints.collective_io import run_on_first_process
 
         def prepare_folder() -> None:
             assert self._store is not None

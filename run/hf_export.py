@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import popxl
-from checkpoints.collective_io import raise_damage_on_all_processes
+from checkpoints.errors import raise_damage_on_all_processes
 from checkpoints.lazy_arrays import Arrays, ArraysView
 from config.adapter import Adapter, is_inside_module
 from config.errors import ConfigError
@@ -55,8 +55,9 @@ from modelling.weights.weight_mapping import module_name
 from planning.hardware.memory_check import check_lower_bound
 from run.base_model_ref import BaseModelRef
 from run.export_extras import base_generation_config, copy_processor_configs, merge_multimodal_parts
-from run.initial_state import InitialState, load_weights
+from run.initial_state import InitialState
 from run.model_card import RunRecords, write_model_card
+from run.weight_loading import load_weights
 from terminal.screen import is_first_process, say
 
 

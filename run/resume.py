@@ -17,15 +17,10 @@ from files.formatting import format_name, format_path
 from files.json_files import JsonObject
 from modelling.weights import OPTIMIZER_PREFIX, WeightMap
 from run.base_model_ref import BaseModelRef, metadata_of, weight_names
-from run.initial_state import (
-    InitialState,
-    has_steps,
-    open_checkpoint,
-    state_from_weights,
-    with_reload_function,
-)
+from run.initial_state import InitialState, with_reload_function
 from run.model_weights import check_checkpoint, load_missing_base_weights
 from run.weight_checks import check_digests, check_finite
+from run.weight_loading import has_steps, open_checkpoint, state_from_weights
 from terminal.screen import is_first_process
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from run.frozen_outputs import (
     top_tokens_kind,
 )
 from run.frozen_outputs_file import remove_stale_drafts
-from run.initial_state import has_steps, load_weights
 from run.known_digests import KnownDigests
 from run.weight_checks import DigestCheckedTensors, check_digests
+from run.weight_loading import has_steps, load_weights
 from terminal.screen import is_first_process
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import popdist
 import popxl
-from checkpoints.collective_io import check_shared_folder
 from checkpoints.errors import CheckpointError
 from checkpoints.lazy_arrays import ArraysView
 from config.errors import ConfigError, UserError
@@ -29,19 +28,18 @@ from files.folder_lock import lock_folder
 from files.formatting import format_path
 from files.run_folder import RunFolder
 from modelling.model_family import get_family
-from modelling.weights import without_optimizer_state
+from modelling.weights import WeightMap, without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
 from planning.hardware.memory_check import check_lower_bound
 from run.best_checkpoint import BestCheckpoint, print_best_step
 from run.checkpoint_manager import CheckpointManager
-from run.initial_state import InitialState
+from run.initial_state import InitialState, random_initial_state
 from run.learning_rate import LRSchedule, check_steps_divisible, lr_change_message, resolve_epochs
 from run.options import RunOptions
 from run.records.metrics_jsonl import SAMPLES
 from run.records.metrics_logger import MetricsLogger, check_records
 from run.records.progress import EVAL_PREFIX
 from run.records.throughput import mfu_inputs
-from run.resume import base_model_metadata, resolve_initial_state
 from run.skipped_steps import SkippedSteps
 from run.startup_warnings import data_warnings, length_warnings, trained_weights_summary
 from run.stop_signal import StopSignal
@@ -96,6 +94,7 @@ def _finetune_locked(
             stack.enter_context(lock_folder(one))
         popdist.all_gather_object("the folders are this run's")
         if settings.save is not None:
+            from checkpoints.collective_io import check_shared_folder
             from run.checkpoint_mirror import open_mirror
 
             save = Path(settings.save)
@@ -168,7 +167,7 @@ def _set_up_and_train(
     notes = data_warnings(data.config, samples), trained_weights_summary(data.config, weight_map)
     for note in chain(length_warnings(data.config), *notes):
         say(note)
-    start = resolve_initial_state(data.config, weight_map, options.overwrite)
+    start = _resolve_initial_state(data.config, weight_map, options)
     config = _restore_data_and_steps(data.config, options, loader, start)
     initial = {"step to start from": start.step, "digest of the state to start from": start.sha256}
     check_same_on_all_processes({"training.steps": config.training.steps, **initial})
@@ -200,9 +199,7 @@ def _set_up_and_train(
         say(f"starting from {start.source}")
         _print_lr_change(config, start)
         save = config.checkpoint.save is not None
-        base = base_model_metadata(start, family.weight_map(config)) if save else {}
-        for initial_model in initial_models:
-            base |= initial_model.to_metadata()
+        base = _base_metadata(config, start, initial_models) if save else {}
         best = BestCheckpoint(config, start.best, base)
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
         checkpoints = CheckpointManager(
@@ -224,6 +221,28 @@ def _set_up_and_train(
         if mirror is not None:
             mirror.got_signal = stop_reason is not None
         return stop_reason
+
+
+def _resolve_initial_state(
+    config: RunConfig, weight_map: WeightMap, options: RunOptions
+) -> InitialState:
+    if (start := random_initial_state(config, weight_map)) is not None:
+        return start
+    from run.resume import resolve_initial_state
+
+    return resolve_initial_state(config, weight_map, options.overwrite)
+
+
+def _base_metadata(
+    config: RunConfig, start: InitialState, initial_models: Sequence[InitialModel]
+) -> dict[str, Any]:
+    """Return checkpoint metadata on the models whose weights the checkpoints do not contain."""
+    from run.resume import base_model_metadata
+
+    base = base_model_metadata(start, get_family(config).weight_map(config))
+    for initial_model in initial_models:
+        base |= initial_model.to_metadata()
+    return base
 
 
 def _print_profile_plan(config: RunConfig, options: RunOptions, start: InitialState) -> None:

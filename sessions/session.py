@@ -11,7 +11,7 @@ import numpy as np
 
 import popdist
 import popxl
-from checkpoints.collective_io import raise_damage_on_all_processes
+from checkpoints.errors import raise_damage_on_all_processes
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
 from modelling.weights import Variables, WeightMap

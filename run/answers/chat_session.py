@@ -25,7 +25,8 @@ from files.formatting import format_value
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
 from run.answers.generate import read_line
-from run.initial_state import InitialState, load_inference_weights
+from run.initial_state import InitialState
+from run.weight_loading import load_inference_weights
 from sessions.generation import GenerationSession
 from sessions.session import compile_session
 from terminal.screen import is_first_process, say

@@ -31,8 +31,9 @@ from huggingface.pretrained import read_pretrained
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
 from planning.config_loader import exported_task_fields
-from run.initial_state import InitialState, load_inference_weights
+from run.initial_state import InitialState
 from run.startup_warnings import length_warnings
+from run.weight_loading import load_inference_weights
 from sessions.generation import GenerationSession
 from sessions.session import compile_session
 from terminal.screen import is_first_process, progress_bar, say

@@ -19,7 +19,8 @@ from modelling.generation.decoding_strategy import with_forced_tokens
 from modelling.model_family import get_family
 from modelling.weights.lora import merge_adapters
 from planning.hardware.memory_check import check_lower_bound
-from run.initial_state import InitialState, load_weights
+from run.initial_state import InitialState
+from run.weight_loading import load_weights
 from sessions.generation import GenerationSession
 from sessions.session import compile_session
 

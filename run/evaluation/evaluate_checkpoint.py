@@ -18,9 +18,9 @@ from modelling.model_family import get_family
 from run.evaluation.eval_result import EvalResult
 from run.evaluation.evaluator import Evaluator
 from run.initial_model_logps import initial_model_logps_from_checkpoint
-from run.initial_state import load_inference_weights
 from run.startup_warnings import length_warnings
 from run.teacher import Teacher
+from run.weight_loading import load_inference_weights
 from terminal.screen import is_first_process, say
 
 

@@ -31,7 +31,7 @@ from checkpoints import CheckpointError, CheckpointStore, DamagedCheckpointError
 from checkpoints import collective_io
 from checkpoints.safetensors_files import sha256_of_array
 from checkpoints.tensor_shards import TensorShard
-from checkpoints.collective_io import raise_damage_on_all_processes
+from checkpoints.errors import raise_damage_on_all_processes
 
 popdist.init()
 index, count = popdist.getInstanceIndex(), popdist.getNumInstances()

@@ -30,7 +30,7 @@ from config.presets import merge_over, load_preset
 from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.examples import Corpus, Example
-from run import initial_state
+from run import weight_loading
 from run.answers import generate
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
@@ -69,9 +69,9 @@ def prompts(count, text="where?"):
     list(generate.generate_answers(config, [generate.PromptRow({}, text)] * count, DataCache()))
 
 def weights():
-    initial_state.check_lower_bound = initial_state.announce_devices = lambda config: None
-    initial_state.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
-    initial_state.load_inference_weights(config)
+    weight_loading.check_lower_bound = weight_loading.announce_devices = lambda config: None
+    weight_loading.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
+    weight_loading.load_inference_weights(config)
 
 cases = {
     "alike": lambda: run({"checkpoint": {"save": "/mnt/a"}, "data": {"train": "other.jsonl"}}),

@@ -48,12 +48,12 @@ from huggingface.hub import DataUnavailable, load_tokenizer
 from huggingface.model_folders import write_hf_directory
 from modelling.model_family import get_family
 from run.answers.generate import read_stdin_lines
-from run.initial_state import load_weights
 from run.model_weights import MODEL
 from run.options import RunOptions
 from run.records.metrics_jsonl import MetricsFile, read_metrics
 from run.records.metrics_logger import MetricsLogger
 from run.resume import resolve_initial_state
+from run.weight_loading import load_weights
 from tests.children import child
 from tests.data.corpora import sample_tokenizer
 from tests.full_disk import full_disk

@@ -35,9 +35,10 @@ from data.sources import FileSource
 from data.task import SAMPLE_FOLDER, TASKS
 from files.folder_lock import lock_folder
 from modelling.model_family import get_family
-from run.initial_state import InitialState, load_weights
+from run.initial_state import InitialState
 from run.records.metrics_jsonl import MetricsFile, read_metrics
 from run.resume import resolve_initial_state
+from run.weight_loading import load_weights
 from terminal.entry_point import entry_point
 from tests.small_runs import vocabulary
 

@@ -23,8 +23,8 @@ from config.presets import load_config, load_preset, preset_names
 from config.sections import RunConfig
 from huggingface.model_folders import write_hf_directory
 from modelling.model_family import get_family
-from run.initial_state import load_weights
 from run.resume import resolve_initial_state
+from run.weight_loading import load_weights
 
 SMALL = {"layers": 1, "hidden_size": 8, "d_ff": 8, "attention": {"heads": 2, "d_kv": 4}}
 

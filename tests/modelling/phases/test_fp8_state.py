@@ -14,8 +14,8 @@ from checkpoints.errors import CheckpointError
 from config.errors import ConfigError
 from config.sections import FP8, RunConfig
 from modelling.model_family import get_family
-from run.initial_state import load_weights
 from run.resume import resolve_initial_state
+from run.weight_loading import load_weights
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
 from tests.modelling.encoder_decoders import KINDS as ENCODER_DECODERS

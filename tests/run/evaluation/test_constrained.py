@@ -30,7 +30,7 @@ from modelling.model_family import get_family
 from planning.config_loader import CONFIG_LOADER
 from run.evaluation.predictors import LabelPredictor
 from run.evaluation.text_metrics import NO_LABEL, macro_f1
-from run.initial_state import load_weights
+from run.weight_loading import load_weights
 from terminal.command_line import read_command_line
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 from tests.data.corpora import sample_tokenizer
