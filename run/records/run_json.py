@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import popxl_addons
 from files.atomic_writing import write_text_atomically
 from files.errors import FileError
 from files.json_files import read_json_object
@@ -21,7 +20,7 @@ VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
     installed = {name: _installed_version(name) for name in VERSIONED}
-    of_popxl = {"popxl": installed["popxl-xla"], "popxl_addons": popxl_addons.__version__}
+    of_popxl = dict.fromkeys(("popxl", "popxl_addons"), installed["popxl-xla"])
     return {"python": platform.python_version(), **of_popxl, **installed}
 
 
