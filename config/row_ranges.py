@@ -13,7 +13,7 @@ MAX_ROWS = 2**22
 """Rows of a range: more than any vocabulary has."""
 
 
-def parse_row_ranges(text: str | None, field_name: str) -> tuple[int, ...]:
+def parse_row_ranges(text: str, field_name: str) -> tuple[int, ...]:
     """Returns the row numbers in a text of ranges and single numbers, in its order.
 
     Args:

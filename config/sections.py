@@ -69,6 +69,8 @@ class RunConfig(ConfigSection):
         asked = self.adapter.trainable_tokens
         if asked == NEW:
             return self.model.embedding_rows_to_initialize()
+        if asked is None:
+            return ()
         from config.row_ranges import parse_row_ranges
 
         return parse_row_ranges(asked, "adapter.trainable_tokens")
