@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from modelling.phases.phase import Phase as Phase
     from modelling.phases.phase_plan import PhasePlan as PhasePlan
     from modelling.phases.phase_plan import PhaseRun as PhaseRun
-    from modelling.phases.recompute_split import split_by_remat as split_by_remat
     from modelling.phases.settings import PhaseSettings as PhaseSettings
     from modelling.phases.step_inputs import StepInputs as StepInputs
 else:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from modelling.layers import LayerModules
 from modelling.phases.buffers import ActivationBuffers, LayerIO
 from modelling.phases.phase import Phase
-from modelling.phases.phase_plan import PhaseRun
-from modelling.phases.recompute_split import slice_runs, split_by_remat
+from modelling.phases.phase_plan import PhaseRun, slice_runs, split_by_remat
 from modelling.phases.settings import PhaseSettings
 
 LayerIOs = tuple[LayerIO, ...]

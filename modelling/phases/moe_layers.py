@@ -23,8 +23,7 @@ from modelling.phases.buffers import (
 )
 from modelling.phases.dense_layers import build_runs_by_type, name_layer_outputs, reserve_rows
 from modelling.phases.phase import Phase
-from modelling.phases.phase_plan import PhaseRun
-from modelling.phases.recompute_split import slice_runs
+from modelling.phases.phase_plan import PhaseRun, slice_runs
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.streamed_experts import StreamedExperts
 from popxl_addons.transforms.batch_serialisation import RemoteHandle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -156,3 +156,27 @@ def _loop_over_rows(
     if phase_run.phase.num_layers == 1:
         return body(popxl.constant(0, popxl.int32), *carry, *step.tensors)
     return loop_over_layers(rows, body, carry, step.tensors)
+
+
+def split_by_remat(phase: Phase) -> list[PhaseRun]:
+    """Split a phase's layers into a run that recomputes, then a run that saves activations.
+
+    The last layers save their activations, because these wait the shortest time for the backward
+    pass.
+    """
+    recomputed = phase.num_layers - phase.num_saved_layers
+    if not recomputed or not phase.num_saved_layers:
+        return [PhaseRun(phase, range(phase.num_layers))]
+    return [
+        PhaseRun(phase, range(recomputed)),
+        PhaseRun(phase.build_saved_layers_phase(), range(recomputed, phase.num_layers)),
+    ]
+
+
+def slice_runs(runs: Sequence[PhaseRun], rows: range) -> list[PhaseRun]:
+    """Restrict runs of layers to the indices in `rows`; runs that become empty are dropped."""
+    sliced = [
+        replace(run, rows=range(max(run.rows.start, rows.start), min(run.rows.stop, rows.stop)))
+        for run in runs
+    ]
+    return [run for run in sliced if run.rows]
