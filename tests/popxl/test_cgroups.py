@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from popxl._devices import cgroups
+from popxl._devices import host_memory
 
 
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
     """A function that makes groups: their folders, each with limit, used and cached bytes."""
-    monkeypatch.setattr(cgroups, "_MOUNT", tmp_path)
-    monkeypatch.setattr(cgroups, "_PROC_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(host_memory, "_MOUNT", tmp_path)
+    monkeypatch.setattr(host_memory, "_PROC_CGROUP", tmp_path / "own")
 
     def make(own: str, **made: tuple[object, int, int]) -> int | None:
         (tmp_path / "own").write_text(own)
-        names = cgroups._V1 if "memory:" in own else cgroups._V2
+        names = host_memory._V1 if "memory:" in own else host_memory._V2
         for folder, (limit, used, cached) in made.items():
             group = tmp_path / folder.replace("__", "/").strip("_")
             group.mkdir(parents=True, exist_ok=True)
             (group / names[0]).write_text(f"{limit}\n")
             (group / names[1]).write_text(f"{used}\n")
             (group / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\n")
-        return cgroups.cgroup_free_bytes()
+        return host_memory.cgroup_free_bytes()
 
     return make
 

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from popxl.transforms.autodiff import ExpectedConnection as ExpectedConnection
     from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnectionType
     from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
-    from popxl.transforms.autodiff import autodiff as autodiff
-    from popxl.transforms.decompose_sum import decompose_sum as decompose_sum
-    from popxl.transforms.gradient_dtype import (
+    from popxl.transforms.autodiff import (
         accumulate_weight_gradients_in as accumulate_weight_gradients_in,
     )
+    from popxl.transforms.autodiff import autodiff as autodiff
+    from popxl.transforms.decompose_sum import decompose_sum as decompose_sum
     from popxl.transforms.gradient_ops import tensors_with_max_gradient as tensors_with_max_gradient
     from popxl.transforms.merge_exchange import io_tile_exchange as io_tile_exchange
     from popxl.transforms.merge_exchange import merge_exchange as merge_exchange

@@ -7,7 +7,9 @@ outputs of it already; `GradGraphInfo` says which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from popxl import context, dtypes
@@ -22,7 +24,6 @@ from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.connections import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
-from popxl.transforms.gradient_dtype import weight_gradient_dtype
 from popxl.transforms.gradient_ops import (
     generic_grad,
     gradient_rule,
@@ -31,6 +32,26 @@ from popxl.transforms.gradient_ops import (
     tensors_with_max_gradient,
 )
 from popxl.transforms.saveable import may_save
+
+_weight_gradient_dtype: ContextVar[dtypes.dtype | None] = ContextVar(
+    "weight_gradient_dtype", default=None
+)
+
+
+@contextmanager
+def accumulate_weight_gradients_in(dtype: dtypes.dtype | None) -> Iterator[None]:
+    """Context in which FP8 matmuls give the gradients of weights in `dtype`, unrounded.
+
+    A product in the accumulator's dtype adds to it as it is written, on GPUs: cublasLt's C += A B.
+
+    Args:
+        dtype: None: that of the weight.
+    """
+    token = _weight_gradient_dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _weight_gradient_dtype.reset(token)
 
 
 def autodiff(
@@ -174,7 +195,7 @@ class GradContext:
     @staticmethod
     def weight_gradient_dtype(default: dtypes.dtype) -> dtypes.dtype:
         """Returns the dtype in which an FP8 matmul gives the gradient of its weight."""
-        return weight_gradient_dtype(default)
+        return _weight_gradient_dtype.get() or default
 
     def fwd(self, t: Tensor) -> Tensor:
         """Returns the gradient graph's tensor with the value of forward tensor `t`."""
