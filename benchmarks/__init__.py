@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from config.errors import UserError
 
 ROOT = Path(__file__).parent.parent
+ERROR_CHARACTERS = 300
+"""Characters of an error that are shown, the last ones."""
 
 
 def run_in_processes(count: int, module: str, *arguments: str) -> Any:
@@ -27,6 +30,27 @@ def run_in_processes(count: int, module: str, *arguments: str) -> Any:
     if done.returncode:
         raise UserError(f"one of {count} processes ended with the error above")
     return json.loads(done.stdout)
+
+
+def run_module(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """Run `python3 -m ARGUMENTS` and return the JSON object that it prints last.
+
+    Raises:
+        RuntimeError: it failed, with the last line of its output.
+        TimeoutError: it took more than `timeout` seconds.
+    """
+    command = [sys.executable, "-m", *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, timeout=timeout, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"stopped after {timeout:.0f} s, for lack of time") from None
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise RuntimeError((lines or [f"exit code {done.returncode}"])[-1][-ERROR_CHARACTERS:])
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed
 
 
 def run_script(script: str, *arguments: str) -> None:

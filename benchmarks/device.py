@@ -16,7 +16,6 @@ data with random weights, and one line of JSON is printed (`benchmarks.device_ta
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks import ROOT, device_tasks
+from benchmarks import device_tasks, run_module
 from files.atomic_writing import check_can_write_folder, write_text_atomically
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
@@ -34,7 +33,6 @@ from terminal.screen import say
 
 MINUTES = 9.0
 _MIN_SECONDS = 20.0  # seconds; with less left, nothing is begun
-_SHOWN = 300  # characters of an error
 
 
 @dataclass(frozen=True)
@@ -80,24 +78,8 @@ def list_tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[
 
 
 def run_in_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
-    """Run a measurement task in a child process and return its metrics.
-
-    Raises:
-        RuntimeError: it failed, with its last words.
-        TimeoutError: it took too long.
-    """
-    command = [sys.executable, "-m", "benchmarks.device_tasks", *arguments]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, timeout=timeout, capture_output=True, text=True, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"stopped after {timeout:.0f} s, for lack of time") from None
-    if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise RuntimeError((words or [f"exit code {done.returncode}"])[-1][-_SHOWN:])
-    metrics: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return metrics
+    """Run a measurement task in a child process and return its metrics. Raises as `run_module`."""
+    return run_module(["benchmarks.device_tasks", *arguments], timeout)
 
 
 def record_tasks(

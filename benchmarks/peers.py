@@ -10,7 +10,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import ROOT
+from benchmarks import ERROR_CHARACTERS, run_module
 from benchmarks.llmq import MODEL_TYPES, LlmqError, measure_llmq
 from benchmarks.peer_programs import DEEPSPEED, LLMQ, OURS, TORCH, PeerWork
 from config.errors import UserError
@@ -32,7 +31,6 @@ from terminal.screen import say
 MINUTES = 12.0
 LONGEST = 150.0  # seconds of a program
 _MIN_SECONDS = 20.0  # seconds; with less left, nothing is begun
-_SHOWN = 300  # characters of an error
 _QUERY = "power.draw,clocks.sm,clocks.mem"
 
 
@@ -148,30 +146,14 @@ def missing_programs() -> dict[str, str]:
 def run_program(
     peer_run: PeerRun, device: str, llmq: Path | None, timeout: float
 ) -> dict[str, Any]:
-    """Run one program in a process of its own; returns its times.
-
-    Raises:
-        RuntimeError: it failed, with the last line of its output.
-        TimeoutError: it took too long.
-    """
+    """Run one program in a process of its own; returns its times. Raises as `run_module`."""
     program, work = peer_run
     if program == LLMQ:
         assert llmq is not None
         with TemporaryDirectory() as folder:
             return measure_llmq(llmq, work, Path(folder), timeout)
-    command = [sys.executable, "-m", "benchmarks.peer_programs", program, "--work", work.to_json()]
-    command += ["--device", device, "--started", str(time.time())]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, timeout=timeout, capture_output=True, text=True, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"stopped after {timeout:.0f} s") from None
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise RuntimeError((lines or [f"exit code {done.returncode}"])[-1][-_SHOWN:])
-    times: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return times
+    arguments = ["--work", work.to_json(), "--device", device, "--started", str(time.time())]
+    return run_module(["benchmarks.peer_programs", program, *arguments], timeout)
 
 
 class GpuLog:
@@ -245,7 +227,7 @@ def record_peers(
                 try:
                     result: dict[str, Any] = {"times": run(peer_run, min(left, max_seconds))}
                 except (RuntimeError, TimeoutError, ValueError, OSError, LlmqError) as error:
-                    result = {"error": str(error)[-_SHOWN:]}
+                    result = {"error": str(error)[-ERROR_CHARACTERS:]}
             seconds = time.monotonic() - start
             rows.append(PeerRow(**row, seconds=seconds, gpu=log.summary, **result))
         say(format_row(rows[-1]))

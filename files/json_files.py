@@ -137,13 +137,6 @@ class JsonObject:
             raise self.error(name, "an integer, 0 or more")
         return value
 
-    def get_int(self, name: str) -> int:
-        """Read the field of this name as a 64-bit integer."""
-        value = self._value(name)
-        if type(value) is not int or not -(2**63) <= value < 2**63:
-            raise self.error(name, "an integer")
-        return value
-
     def get_number(self, name: str) -> float:
         """Read the field of this name as a finite number."""
         value = self._value(name)

@@ -49,7 +49,7 @@ class BestCheckpoint:
     """Tracks the best value of an evaluation metric, and saves the weights that reached it.
 
     With `checkpoint.keep_best`, the weights of the best evaluation are saved, without optimizer
-    to_metadata, in a folder of their own. NaN is never the best value.
+    state, in a folder of their own. NaN is never the best value.
     """
 
     def __init__(

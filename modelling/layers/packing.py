@@ -108,8 +108,6 @@ class Packing:
         """Joins a sample's n decoder sequences along the length; inverse of `unpack_sequences`.
 
         (batch * n, length, hidden) -> (batch, n * length, hidden), n = sequences_per_sample.
-
-        n = sequences_per_sample.
         """
         x = self.layout.transpose_if_sequence_first(x)
         sequences, length, hidden = x.shape

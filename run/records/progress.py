@@ -18,6 +18,9 @@ EVAL_PREFIX = "eval_"
 PRIORITIES = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch", "norm")
 """Topics by priority; a narrow bar shows the first ones."""
 
+SECONDS_BETWEEN_LINES = 10.0
+"""Interval between lines if the stream is no terminal."""
+
 
 class TrainingProgress:
     """Progress display: steps done, loss, learning rate, samples per second and time left."""
@@ -28,7 +31,6 @@ class TrainingProgress:
         throughput: Throughput,
         first_step: int = 0,
         stream: TextIO | None = None,
-        seconds_between_lines: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
     ) -> None:
@@ -39,14 +41,12 @@ class TrainingProgress:
             throughput: measured throughput, which the caller updates.
             first_step: number of steps done before.
             stream: output; default: stderr, as stdout is for results.
-            seconds_between_lines: interval between lines if the stream is no terminal.
             clock: returns seconds.
             columns: returns the width of the terminal.
         """
         self._total = total_steps
         self._throughput = throughput
         self._stream = stream or sys.stderr
-        self._pause = seconds_between_lines
         self._clock = clock
         self._last_line: float | None = None
         self._bar: tqdm | None = None
@@ -80,7 +80,7 @@ class TrainingProgress:
 
     def _line_is_due(self, steps_done: int) -> bool:
         now = self._clock()
-        waited = self._last_line is None or now - self._last_line >= self._pause
+        waited = self._last_line is None or now - self._last_line >= SECONDS_BETWEEN_LINES
         if waited or steps_done == self._total:
             self._last_line = now
             return True
