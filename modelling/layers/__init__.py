@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from modelling.layers.attention import split_heads as split_heads
     from modelling.layers.attention import transpose_heads as transpose_heads
     from modelling.layers.block_context import BlockContext as BlockContext
+    from modelling.layers.block_context import add_residual as add_residual
     from modelling.layers.dropout import Dropout as Dropout
     from modelling.layers.embedding import Embeddings as Embeddings
     from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from modelling.layers.output_layer import as_lm_head as as_lm_head
     from modelling.layers.output_layer import make_output_layer as make_output_layer
     from modelling.layers.parallel import ParallelGroups as ParallelGroups
-    from modelling.layers.residual import add_residual as add_residual
     from modelling.layers.rotary import RopeTables as RopeTables
     from modelling.layers.rotary import apply_rotary_pos_emb as apply_rotary_pos_emb
     from modelling.layers.rotary import constant_rope_tables as constant_rope_tables

@@ -1,4 +1,4 @@
-"""Inputs besides x of a transformer block that runs on full samples, to train or evaluate.
+"""Residual connections, and the inputs besides x of a block that runs on full samples.
 
 Generation has contexts of its own (`modelling.generation.attention_contexts`), for prompts and for
 one token.
@@ -9,16 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 import popxl
 from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.attention import packed_qk_ids
 from modelling.layers.dropout import Dropout
-from modelling.layers.residual import add_residual
 from modelling.layers.run_config import current_run_config
 from popxl import Tensor, ops
 
 if TYPE_CHECKING:
     from modelling.layers.rotary import RopeTables
+
+
+FLOAT16_LIMIT = float(np.finfo(np.float16).max) - 1000
+
+
+def add_residual(x: Tensor, y: Tensor) -> Tensor:
+    """Returns x + y; in float16 clipped to that dtype's finite range.
+
+    A few activations of models trained in bfloat16, especially T5, exceed that range. One infinity
+    would turn everything after it into NaN; clipping does no harm (Hugging Face clips too). The
+    gradient is not clipped, see `saturate`.
+    """
+    total = x + y
+    if total.dtype != popxl.float16:
+        return total
+    from popxl_addons.ops import saturate
+
+    return saturate(total, limit=FLOAT16_LIMIT)
 
 
 class BlockContext:

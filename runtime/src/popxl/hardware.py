@@ -53,9 +53,27 @@ def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> in
 
     None where the platform does not tell, as on CPU.
     """
+    return max(_memory_stats(device_desc, replicas, instances, "peak_bytes_in_use"), default=None)
+
+
+def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
+    """Returns the usable bytes on each of `replicas` devices; None if they use host memory.
+
+    Args:
+        device_desc: as for `popxl.Session`.
+        instances: processes that share the replicas.
+
+    Raises:
+        DeviceError: there are fewer devices.
+    """
+    return min(_memory_stats(device_desc, replicas, instances, "bytes_limit"), default=None)
+
+
+def _memory_stats(device_desc: str, replicas: int, instances: int, name: str) -> list[int]:
+    """Returns a memory statistic of this process's devices; none of those that use host memory."""
     devices = replica_mesh(device_desc, replicas, instances).local_devices
-    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
-    return max((n for n in peaks if n), default=None)
+    stats = [device.memory_stats() or {} for device in devices if device.platform != "cpu"]
+    return [device_stats[name] for device_stats in stats if device_stats.get(name)]
 
 
 def profile_trace(folder: str | Path) -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ import popxl
 import popxl_addons as addons
 from modelling.decoder import HEAD
 from modelling.layers import add_residual
-from modelling.layers.residual import FLOAT16_LIMIT
+from modelling.layers.block_context import FLOAT16_LIMIT
 from tests.modelling.harness import small_config
 from tests.modelling.layers.t5_feed_forward import feed_forward
 from tests.modelling.standalone_modules import decoder_block, encoder_block, t5_head

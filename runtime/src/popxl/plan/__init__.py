@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from popxl._storage.disk_window import DISK_WINDOW as DISK_WINDOW
     from popxl._storage.replica_arrays import variable_shards as variable_shards
     from popxl.context import part as part
+    from popxl.hardware import device_memory as device_memory
     from popxl.plan.gc_pause import gc_disabled as gc_disabled
     from popxl.plan.placement import MARGIN as MARGIN
     from popxl.plan.placement import AllHostSimulation as AllHostSimulation
@@ -42,8 +43,7 @@ if TYPE_CHECKING:
     from popxl.plan.records import MemoryUse as MemoryUse
     from popxl.plan.records import Plan as Plan
     from popxl.plan.records import RegionCost as RegionCost
-    from popxl.plan.resources import device_memory as device_memory
-    from popxl.plan.resources import scratch_file as scratch_file
+    from popxl.plan.scratch_file import scratch_file as scratch_file
     from popxl.plan.storage import Storage as Storage
     from popxl.plan.storage import storage_of as storage_of
     from popxl.plan.time_estimate import StagedTimeEstimate as StagedTimeEstimate
