@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import popxl
-from popxl._storage import lazy_values
+from popxl._run import device_variables
 
 SIZES = (3, 3, 3, 12, 3, 3, 3, 3)
 
@@ -22,7 +22,7 @@ def program() -> tuple[popxl.Ir, list[popxl.Variable]]:
 
 @pytest.mark.parametrize("entered", [True, False])
 def test_they_are_made_at_the_same_time_within_the_room_of_the_largest(entered, monkeypatch):
-    monkeypatch.setattr(lazy_values.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(device_variables.os, "cpu_count", lambda: 4)
     ir, variables = program()
     lock, alive, most, threads = threading.Lock(), 0, 0, 0
 
