@@ -413,7 +413,7 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
     [
         (
             "rtx4090",
-            "NO: 11... GB of 22.08 GB device memory, 146.99 GB of 128.00 GB host memory; "
+            "NO: 10... GB of 22.08 GB device memory, 146.99 GB of 128.00 GB host memory; "
             "--execution.disk DIR takes what host memory cannot hold",
         ),
         (

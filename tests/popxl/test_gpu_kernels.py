@@ -1,17 +1,20 @@
-"""Planned cost of cuDNN attention, on machines without a GPU."""
+"""Planned kernels of a GPU, on machines without one."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from popxl._ir.op_registry import registry
 from popxl.ops import (
+    _computed_apart,
     _cudnn_attention,
     _cudnn_kernels,
     activation,
@@ -20,11 +23,13 @@ from popxl.ops import (
 )
 from popxl.ops._attention_math import AttentionAttrs
 from popxl.ops._reductions import tracing_platform
+from popxl.plan.common_subexpressions import merge_equal_nodes
 from popxl.plan.flat_jaxpr import flatten_jaxpr
 from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.memory_estimate import LivenessModel
 from popxl.plan.primitives import attention_head_dim_and_direction, nbytes
 from popxl.plan.records import Kernel
+from popxl.plan.segment_cost import CostCounter
 
 ATTRS = AttentionAttrs(1.0, 0, 0.0, True, None, None, False, False, False)._asdict()
 FORWARD, GRADS = (registry()[f"fused_attention{end}"].lower for end in ("", "_grads"))
@@ -122,6 +127,71 @@ def test_a_sum_with_zeros_is_the_other_term():
         "add",  # of other shapes
     ]
     assert flat.results[1] is flat.inputs[0]
+
+
+def test_what_is_computed_twice_counts_once() -> None:
+    def run(x: Any, y: Any) -> Any:
+        return (x - x.mean(-1, keepdims=True)) @ y, x.mean(-1), (x + y) @ y, (x + y) @ x, x @ y
+
+    x = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+    flat = flatten_jaxpr(jax.make_jaxpr(run)(x, x).jaxpr)
+    merge_equal_nodes(flat)
+    names = [node.name for node in flat.nodes]
+    assert (names.count("reduce_sum"), names.count("add")) == (1, 1)
+    assert names.count("dot_general") == 4
+
+
+def kernels(function: Any, *dtypes: Any) -> list[Kernel]:
+    """Kernels of a function of matrices of 16 x 16."""
+    specs = [jax.ShapeDtypeStruct((16, 16), dtype) for dtype in dtypes]
+    counter = CostCounter(1, "gpu")
+    counter.count_function(flatten_jaxpr(jax.make_jaxpr(function)(*specs).jaxpr), 1)
+    (cost,) = counter.parts.values()
+    return sorted(cost.kernels.elements(), key=lambda kernel: kernel.flops)
+
+
+HALF, SINGLE, FLOPS = 16 * 16 * 2, 16 * 16 * 4, 2 * 16**3
+
+
+def test_a_product_adds_a_matrix_or_a_bias_as_it_writes() -> None:
+    bf16, f32 = jnp.bfloat16, jnp.float32
+    (matrix,) = kernels(lambda a, b, c: a @ b + c, bf16, bf16, bf16)
+    assert matrix == Kernel(4 * HALF, FLOPS, added=HALF)
+    (bias,) = kernels(lambda a, b: a @ b + jnp.arange(16, dtype=bf16), bf16, bf16)
+    assert bias == Kernel(3 * HALF, FLOPS)
+    first, second = kernels(lambda a, b, c: a @ b + a @ c, bf16, bf16, bf16)
+    assert sorted((first.added, second.added)) == [0, HALF]
+    wide = kernels(lambda a, b, c: (a @ b).astype(f32) + c, bf16, bf16, f32)
+    assert wide == [Kernel(2 * HALF + 2 * SINGLE, FLOPS, added=2 * SINGLE)]
+
+
+def test_a_sum_of_another_type_that_is_read_again_is_a_kernel_of_its_own() -> None:
+    def read_again(a: Any, b: Any, c: Any) -> Any:
+        total = (a @ b).astype(jnp.float32) + c
+        return total, jnp.square(total).sum()
+
+    *_, product = kernels(read_again, jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    assert product == Kernel(3 * HALF, FLOPS)
+
+
+def test_a_product_of_float8_has_its_operands_transposed() -> None:
+    def product(a: Any, b: Any, axes: tuple[int, int]) -> Any:
+        dims = (((axes[0],), (axes[1],)), ((), ()))
+        return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.bfloat16)
+
+    float8 = [jnp.float8_e4m3fn] * 2
+    for axes, copies in (((1, 1), 0), ((1, 0), 1), ((0, 0), 2)):
+        found = kernels(partial(product, axes=axes), *float8)
+        assert found[:-1] == [Kernel(HALF)] * copies
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_a_shift_by_zero_changes_no_bit(dtype: Any) -> None:
+    bits = np.random.default_rng(0).integers(0, 256, 4096, np.uint8)
+    x = jnp.asarray(bits.view(dtype))
+    with tracing_platform("gpu 9.0"):
+        found = jax.jit(partial(_computed_apart._shift_by_zero, times=2))(x)
+    assert np.asarray(found).tobytes() == bits.tobytes()
 
 
 def joined(function: Any, *shapes: tuple[int, ...]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from popxl.ops._cudnn_attention import workspace_bytes
 from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, PrimitiveValue
-from popxl.plan.gpu_kernels import GpuKernels
+from popxl.plan.gpu_kernels import FusedAdd, GpuKernels
 from popxl.plan.primitives import (
     MATERIALISED,
     PICKS,
@@ -54,7 +54,7 @@ class LivenessModel:
         self.stored = self._outside | written
         for node in flat.nodes:
             if self._is_kernel(node):
-                outputs = [] if self.fused_add(node) else node.outputs
+                outputs = self.results_of(node)
                 self.stored.update(self.memory_owner(v) for v in (*node.inputs, *outputs))
             elif lowering_of(node.name) == "reduction":
                 self.stored.update(node.outputs)
@@ -111,12 +111,8 @@ class LivenessModel:
 
     @cached_property
     def joined_reads(self) -> dict[PrimitiveNode, set[Any]]:
-        """Returns, by node, the values in memory that a kernel joined with its own reads.
-
-        None where values are rounded to float8: XLA keeps many of those kernels apart.
-        """
-        made = (v for node in self._flat.nodes for v in node.outputs)
-        if self._gpu is None or any(map(is_float8, made)):
+        """Returns, by node, the values in memory that a kernel joined with its own reads."""
+        if self._gpu is None:
             return {}
         return joined_reads(self._flat.nodes, self.bytes_read_by_node, self._is_joinable)
 
@@ -124,7 +120,8 @@ class LivenessModel:
         writes = any(v in self.stored for v in node.outputs)
         lowering = lowering_of(node.name, self._platform)
         is_sum = lowering == "reduction" and "axes" in node.params
-        return writes and not node.has_bodies and (lowering == "fused" or is_sum)
+        is_kernel = writes and not node.has_bodies and not self.is_fused_add(node)
+        return is_kernel and (lowering == "fused" or is_sum)
 
     def peak_bytes(self) -> int:
         """Returns the peak bytes of temporaries that are live at one time."""
@@ -175,9 +172,14 @@ class LivenessModel:
             return nbytes(node.outputs[-1].aval)  # drawn as two halves, then joined
         return 0
 
-    def fused_add(self, node: PrimitiveNode) -> PrimitiveNode | None:
+    def fused_add(self, node: PrimitiveNode) -> FusedAdd | None:
         """Returns the addition that XLA fuses into a matmul; None if there is none."""
         return self._gpu.fused_adds.get(node) if self._gpu else None
+
+    def results_of(self, node: PrimitiveNode) -> list[PrimitiveValue]:
+        """Returns what a primitive's kernel makes: for a matmul, the sum that is fused into it."""
+        added = self.fused_add(node)
+        return node.outputs if added is None else added.node.outputs
 
     def is_fused_add(self, node: PrimitiveNode) -> bool:
         """True if a primitive is an addition that XLA fuses into a matmul."""
@@ -185,7 +187,11 @@ class LivenessModel:
 
     def kernels_launched_with(self, node: PrimitiveNode) -> list[Kernel]:
         """Returns the kernels that XLA launches for a primitive besides its main kernel."""
-        return self._gpu.kernels_launched_with_attention(node) if self._gpu else []
+        if self._gpu is None:
+            return []
+        float8 = filter(is_float8, map(self.memory_owner, self._gpu.transposed_operands(node)))
+        copies = [Kernel(2 * nbytes(v.aval)) for v in float8]
+        return copies + self._gpu.kernels_launched_with_attention(node)
 
     def _peak_of_bodies(self, node: PrimitiveNode) -> int:
         """Returns the largest peak bytes of the loop bodies or branches that a primitive runs."""

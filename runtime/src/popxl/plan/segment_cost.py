@@ -12,6 +12,7 @@ from popxl._compile.segment_function import replica_function
 from popxl._schedule.segment import argument_specs, donated_argnums, program_context
 from popxl.ops._collective import AXIS
 from popxl.ops._reductions import tracing_platform
+from popxl.plan.common_subexpressions import merge_equal_nodes
 from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, flatten_jaxpr
 from popxl.plan.memory_estimate import LivenessModel
 from popxl.plan.primitives import (
@@ -102,6 +103,7 @@ def trace_cost(segment: Segment) -> SegmentCost:
     with tracing_platform(context.target):
         closed = jax.make_jaxpr(function, axis_env=[(AXIS, context.replicas)])(*specs)
     flat = flatten_jaxpr(closed.jaxpr)
+    merge_equal_nodes(flat)
     arguments = flat.inputs[len(flat.inputs) - len(specs) :]
     liveness = LivenessModel(flat, context.target, [arguments[i] for i in donated_argnums(segment)])
     counter = CostCounter(context.replicas, context.target)
@@ -153,8 +155,7 @@ class CostCounter:
         if node.name in COLLECTIVES:
             self._count_collective(node, cost, times)
         elif flops or bytes_moved:
-            addition = liveness.fused_add(node)
-            added = 0 if addition is None else 2 * sum(nbytes(v.aval) for v in addition.outputs)
+            added = _added_bytes(node, liveness)
             cost.kernels[
                 Kernel(bytes_moved, flops, float8, *attention_head_dim_and_direction(node), added)
             ] += times
@@ -172,11 +173,11 @@ class CostCounter:
         if liveness.can_scatter_in_place(node):
             return 3 * nbytes(node.atoms[2].aval) + nbytes(node.atoms[1].aval)
         extra, added = liveness.workspace_bytes(node), liveness.fused_add(node)
-        outputs = node.outputs if added is None else added.outputs
-        written = sum(nbytes(v.aval) for v in outputs if v in liveness.stored)
+        results = liveness.results_of(node)
+        written = sum(nbytes(v.aval) for v in results if v in liveness.stored)
         again = liveness.joined_reads.get(node, ())
         read = sum(nbytes for value, nbytes in reads.items() if value not in again)
-        return read + written * (2 if added else 1) + 2 * extra
+        return read + (added.nbytes if added else 0) + written + 2 * extra
 
     def _count_collective(self, node: PrimitiveNode, cost: Cost, times: int) -> None:
         groups = node.params.get("axis_index_groups")
@@ -187,3 +188,12 @@ class CostCounter:
         key = COLLECTIVES[node.name], len(members), consecutive
         full_bytes = max(nbytes(v.aval) for v in (*node.inputs, *node.outputs))
         cost.collectives.setdefault(key, Counter()).update(count=times, nbytes=times * full_bytes)
+
+
+def _added_bytes(product: PrimitiveNode, liveness: LivenessModel) -> int:
+    """Returns the bytes of a matmul's kernel that it moves only to add, see `Kernel.added`."""
+    added = liveness.fused_add(product)
+    if added is None or not added.nbytes:
+        return 0
+    is_accumulator = added.node.outputs[0].aval.dtype == "float32"
+    return added.nbytes * (2 if is_accumulator else 1)
