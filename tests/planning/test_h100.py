@@ -109,7 +109,9 @@ def test_the_record_has_all_cases_within_their_bounds() -> None:
 
 @pytest.mark.slow  # half a minute each
 @needs_the_compiler
-@pytest.mark.parametrize("preset", ["gptj_6B_gpu", "xl_gpu", "xxl_gpu", "llama3_1_8B"])
+@pytest.mark.parametrize(
+    "preset", ["gptj_6B_gpu", "gptj_6B_gpu_fp8", "xl_gpu", "xxl_gpu", "llama3_1_8B"]
+)
 def test_kernels_move_the_bytes_that_are_planned(preset: str) -> None:
     """Those of segments with products."""
     segments = compiled_for_an_h100(SCRIPT.replace("{0}", preset))

@@ -37,7 +37,7 @@ def lowered(
     attrs: dict = {"io_dtypes": (dtypes.bfloat16,) * 3}
     if name == "fp8_linear_grads":
         attrs = {"results": (dtypes.bfloat16, dtypes.bfloat16)}
-        inputs = [spec((4, 128, 256), bfloat16), *inputs]
+        inputs = [*[spec((4, 128, 256), bfloat16)] * 2, *inputs]
     lower = registry()[name].lower
     assert lower is not None
     meaning = partial(lower, format=format, rule=rule, exact=exact, **attrs)
@@ -99,6 +99,38 @@ for segment in program.schedule.segments:
     if "f8E4M3FN" in one.as_text():
         print(segment.name.partition("_")[0], calls(compile_lowered(one, "gpu").as_text()), sep=";")
 """
+
+
+ACTIVATION = """
+import jax
+import jax.numpy as jnp
+from popxl.ops._computed_apart import _shift_by_zero
+from popxl.ops.activation import _GELU
+from popxl.ops.fp8_e4m3_e5m2 import _OPERAND
+from popxl.ops._reductions import tracing_platform
+from tests.popxl.hlo_kernels import traffic
+
+
+
+def rounded(x, scale):
+    y, apart = map(_GELU.lower, (x, _shift_by_zero(x, 1)))
+    return _OPERAND.lower(y, apart, scale, operand_index=0, format="hybrid")
+
+
+spec = jax.ShapeDtypeStruct
+specs = spec((8, 1024, 16384), jnp.bfloat16), spec((3,), jnp.float32)
+with tracing_platform("gpu 9.0"):
+    lowered = jax.jit(rounded).trace(*specs).lower(lowering_platforms=("cuda",))
+print(traffic(compiled(lowered)) / (8 * 1024 * 16384))
+"""
+
+
+@pytest.mark.slow
+@needs_the_compiler
+def test_an_activation_is_rounded_as_it_is_computed():
+    """One kernel reads two bytes and writes one of each element; else each would move seven."""
+    ((nbytes,),) = compiled_for_an_h100(ACTIVATION)
+    assert float(nbytes) == pytest.approx(3, rel=0.05)
 
 
 @pytest.mark.slow

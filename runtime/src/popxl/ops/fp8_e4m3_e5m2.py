@@ -23,6 +23,7 @@ from jax import lax
 from popxl import dtypes
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
+from popxl.ops._computed_apart import computed_apart
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating
 from popxl.ops._reductions import traced_platform
@@ -164,11 +165,16 @@ def _current_scale(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
 
 
 def _quantize_operand(
-    t: Any, *scale: Any, operand_index: int, format: str, rule: _Rule | None = None
+    t: Any, apart: Any, *scale: Any, operand_index: int, format: str, rule: _Rule | None = None
 ) -> tuple[Any, ...]:
-    """Returns (t in float8, its scale, its amax); `operand_index` is its index in `OPERANDS`."""
+    """Returns (t in float8, its scale, its amax).
+
+    Args:
+        apart: t, see `computed_apart`.
+        operand_index: of t in `OPERANDS`.
+    """
     check_floating(t)
-    amax, dtype = _amax(t), FORMATS[format].forward
+    amax, dtype = _amax(apart), FORMATS[format].forward
     this_scale = scale[0][operand_index] if rule is None else _current_scale(rule, amax, dtype)
     return _saturate(t, this_scale, dtype), this_scale, amax
 
@@ -189,14 +195,23 @@ def _linear(
 
 
 def _linear_grads(
-    dy: Any, x8: Any, x_scale: Any, x_amax: Any, w8: Any, w_scale: Any, w_amax: Any, *scale: Any,
-    format: str, exact: bool, results: tuple[dtypes.dtype, dtypes.dtype],
+    dy: Any, apart: Any, x8: Any, x_scale: Any, x_amax: Any, w8: Any, w_scale: Any, w_amax: Any,
+    *scale: Any, format: str, exact: bool, results: tuple[dtypes.dtype, dtypes.dtype],
     rule: _Rule | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Returns (dx, dw) in the dtypes `results`, and with delayed scaling the three amaxes."""
-    amax, dtype = _amax(dy), FORMATS[format].gradient
+    """Returns (dx, dw) in the dtypes `results`, and with delayed scaling the three amaxes.
+
+    Elsewhere than on CPUs dy is rounded in the kernel of its sums, and transposed in another: XLA
+    for GPUs would do both in one, and the sums in another.
+
+    Args:
+        apart: dy, see `computed_apart`.
+    """
+    amax, dtype = _amax(apart), FORMATS[format].gradient
     this_scale = scale[0][2] if rule is None else _current_scale(rule, amax, dtype)
     dy8 = _saturate(dy, this_scale, dtype).reshape((-1, dy.shape[-1]))
+    if traced_platform() != "cpu":
+        dy8 = lax.optimization_barrier(dy8)
     x8_rows = x8.reshape((-1, x8.shape[-1]))
     of_x, of_w = (t.as_jax() for t in results)
     dx = _scaled_matmul(dy8, w8, this_scale, w_scale, (1, 1), of_x, exact).reshape(x8.shape)
@@ -228,9 +243,11 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     attrs = {k: v for k, v in op.attrs.items() if k not in ("io_dtypes", "biased")}
     of_x, of_w = op.attrs["io_dtypes"][:2]
     attrs["results"] = of_x, ctx.weight_gradient_dtype(of_w)
-    dx, dw, *amaxes = emit(_LINEAR_GRADS, [dy, *residuals], attrs)
+    dx, dw, *amaxes = emit(_LINEAR_GRADS, [dy, computed_apart(dy, 1), *residuals], attrs)
     grads: list[Tensor | None] = [dx, None, None, dw, None, None, *amaxes]
-    grads += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
+    if bias:
+        needed = ctx.needs(op, len(op.inputs) - 1)
+        grads.append(sum_to_like(computed_apart(dy, 2), *bias) if needed else None)
     return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
 
 
@@ -286,7 +303,9 @@ def linear(
     operands = [
         part
         for operand_index, t in enumerate((x, weight))
-        for part in emit(_OPERAND, [t, *this_scale], attrs | {"operand_index": operand_index})
+        for part in emit(
+            _OPERAND, [t, computed_apart(t), *this_scale], attrs | {"operand_index": operand_index}
+        )
     ]
     attrs |= {
         "exact": powers_of_2 if rule is None else rule.power_of_2,

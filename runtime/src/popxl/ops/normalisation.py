@@ -16,11 +16,16 @@ from popxl.ops._reductions import mean_over, traced_platform
 from popxl.tensor import Tensor
 
 
-def _standardise(x: Any, axes: tuple[int, ...], eps: float) -> Any:
+def _moments(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
+    """Returns the mean and the variance."""
     mean = mean_over(x, axes, keepdims=True)
     centred = x - mean
-    variance = mean_over(centred * centred, axes, keepdims=True)
-    return centred * lax.rsqrt(variance + eps)
+    return mean, mean_over(centred * centred, axes, keepdims=True)
+
+
+def _standardise(x: Any, axes: tuple[int, ...], eps: float) -> Any:
+    mean, variance = _moments(x, axes)
+    return (x - mean) * lax.rsqrt(variance + eps)
 
 
 def _per_channel(x: Any, parameter: Any, name: str) -> Any:
@@ -40,6 +45,15 @@ def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return _standardise(x, (-1,), eps) * weight + bias
 
 
+def _layer_norm_apart(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    """Returns the layer norm, elsewhere than on CPUs in a kernel of its own.
+
+    XLA for GPUs would otherwise keep kernels apart that read it, such as those that round it.
+    """
+    y = float_op(_layer_norm)(x, weight, bias, eps=eps)
+    return y if traced_platform() in (None, "cpu") else lax.optimization_barrier(y)
+
+
 def _layer_norm_grads(x: Any, weight: Any, bias: Any, dy: Any, eps: float) -> Any:
     """Returns the gradients of the input, the weight and the bias.
 
@@ -50,8 +64,7 @@ def _layer_norm_grads(x: Any, weight: Any, bias: Any, dy: Any, eps: float) -> An
         function = partial(float_op(_layer_norm), eps=eps)
         return jax.vjp(function, x, weight, bias)[1](dy)
     wide, grad, scale = (upcast_half_types(t) for t in (x, dy, weight))
-    mean = wide.mean(-1, keepdims=True)
-    variance = ((wide - mean) ** 2).mean(-1, keepdims=True)
+    mean, variance = _moments(wide, (-1,))
     mean, inverse = lax.optimization_barrier((mean, lax.rsqrt(variance + eps)))
     standard, scaled = (wide - mean) * inverse, grad * scale
     along = (scaled * standard).mean(-1, keepdims=True)
@@ -69,9 +82,7 @@ def _layer_norm_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
 
 
-_LAYER_NORM = define(
-    "layer_norm", float_op(_layer_norm), grad=_layer_norm_grad, tags=("reduction",)
-)
+_LAYER_NORM = define("layer_norm", _layer_norm_apart, grad=_layer_norm_grad, tags=("reduction",))
 
 
 def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
