@@ -98,7 +98,8 @@ def _platform_option_flags(compiler_options: Mapping[str, Any]) -> Iterator[str]
 
 def jax_settings() -> Iterator[str]:
     """Yields the JAX settings that change tracing or compilation."""
-    yield from (f"{name}={jax.config.values.get(name)}" for name in _JAX_SETTINGS)
+    values = jax.config.values  # a new dict each time
+    yield from (f"{name}={values.get(name)}" for name in _JAX_SETTINGS)
 
 
 @cache

@@ -68,8 +68,7 @@ class Frame:
     def region_label(self, step: Step) -> str:
         """Returns the label of the program region that a step belongs to."""
         if isinstance(step, Run) and not step.part:
-            parts = [node.part for node in step.segment.nodes if node.part]
-            return " + ".join(dict.fromkeys(parts)) or self.part
+            return step.segment.region_label or self.part
         return step.part or self.part
 
     def format_step(self, step: Step) -> str:

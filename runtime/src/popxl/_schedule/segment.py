@@ -99,6 +99,11 @@ class Segment:
         """Number of variable updates rounded stochastically in one execution of the segment."""
         return sum(map(count_stochastic_roundings, self.nodes))
 
+    @cached_property
+    def region_label(self) -> str:
+        """Labels of the program regions that the segment's nodes belong to; "": that of its run."""
+        return " + ".join(dict.fromkeys(node.part for node in self.nodes if node.part))
+
     @property
     def arg_specs(self) -> list[TensorSpec]:
         """Specs (shape, dtype) of the segment's arguments on one replica."""

@@ -30,12 +30,13 @@ class DeviceAllocator:
 
     def allocate(self, nbytes: int) -> int:
         """Allocates memory for an array; returns its address."""
-        size = max(-(-nbytes // _UNIT), 1) * _UNIT
+        size = (-(-nbytes // _UNIT) or 1) * _UNIT
         index = bisect_left(self._by_size, (size, 0))
         if index == len(self._by_size):
             address, block = self._top, size
             self._top += size
-            self.extent = max(self.extent, self._top)
+            if self._top > self.extent:
+                self.extent = self._top
         else:
             block, address = self._by_size[index]
             self._remove_free_block(address)

@@ -69,6 +69,8 @@ class StreamActivity(NamedTuple):
 class SimulatedArray:
     """Array without data, with its bytes and the time from which it is available."""
 
+    __slots__ = ("_address", "_deleted", "_device", "nbytes", "ready")
+
     def __init__(
         self,
         device: SimulatedDevice,
@@ -92,7 +94,8 @@ class SimulatedArray:
             self._address = device.allocate(nbytes)
 
     def __del__(self) -> None:
-        self.release()
+        if self._address is not None:  # `release` would take time to call
+            self._device.free(self._address, self.nbytes)
 
     @property
     def is_in_device_memory(self) -> bool:
@@ -168,7 +171,8 @@ class SimulatedDevice:
         while self._outgoing and self._outgoing[0][0] <= self.host:
             self._outgoing.popleft()
         self.live += nbytes
-        self.peak = max(self.peak, self.live)
+        if self.live > self.peak:
+            self.peak = self.live
         return self.allocator.allocate(nbytes)
 
     def free(self, address: int, nbytes: int) -> None:
@@ -196,7 +200,10 @@ class SimulatedDevice:
         if len(self._ends) >= self.rates.max_in_flight:
             self.host = max(self.host, self._ends.popleft())
         self._dispatch(segment.name, self._dispatch_seconds(segment))
-        ready = max((a.ready for a in arguments if isinstance(a, SimulatedArray)), default=0.0)
+        ready = 0.0
+        for array in arguments:
+            if isinstance(array, SimulatedArray) and array.ready > ready:
+                ready = array.ready
         end = self._run_on_compute_stream(segment.name, ready, self._seconds(segment))
         donated = [arguments[i] for i in segment.donated]
         sizes, others = self._result_bytes(segment)
