@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import popdist
 from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, store
 from config.families import config_class_of_preset
 from config.presets import load_preset, merge_over
+from popxl import hardware
 from run.checkpoint_manager import CheckpointManager
 from run.checkpoint_mirror import CheckpointMirror
 
@@ -237,12 +239,17 @@ def test_room_for_a_step_is_looked_for_before_it_is_written(tmp_path, monkeypatc
     found.on_train_begin()
 
 
-@pytest.mark.parametrize(("free", "waits"), [(4000, True), (4000 / 0.8, False), (None, False)])
+@pytest.mark.parametrize(
+    ("free", "processes", "waits"),
+    [(4000, 1, True), (5000, 1, False), (9999, 2, True), (10000, 2, False), (None, 2, False)],
+)
 def test_a_save_without_room_for_a_copy_is_written_before_training_goes_on(
-    free, waits, tmp_path, monkeypatch, capsys
+    free, processes, waits, tmp_path, monkeypatch, capsys
 ):
+    """Processes of one host, of which each makes a copy, share its memory."""
     found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path), minutes=None)
-    monkeypatch.setattr("run.checkpoint_manager.available_host_bytes", lambda: free)
+    monkeypatch.setattr(hardware, "free_host_bytes", lambda: free)
+    monkeypatch.setattr(popdist, "local_process_count", lambda: processes)
     with found:
         for step in (1, 2):
             found.save(step)
