@@ -63,7 +63,7 @@ class TracedProgram:
             resident=stored.resident,
         )
 
-    @property
+    @cached_property
     def default_prefetch_window(self) -> int:
         """Default prefetch window in bytes (see `popxl.Ir.load_window`)."""
         return default_prefetch_window(self.schedule)
