@@ -20,6 +20,8 @@ from modelling.phases.training import build_training_program
 from planning.hardware.machines import machine
 from planning.requirements import finetuning_requirements
 from popxl._schedule.lookahead import default_prefetch_window
+from popxl._schedule.schedule import Run
+from popxl.plan.events import events_of_run
 from popxl.plan.placement import MARGIN
 from popxl.plan.simulated_device import SimulatedDevice, drive_device
 from tests.planning.presets import preset
@@ -237,6 +239,8 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
         machine("rtx4090").rates("float32", 1),
     )
     expected = program.timeline(link)
+    steps = [event.step for event in events_of_run(program.schedule)]
+    assert program.segment_runs == Counter(s.segment for s in steps if isinstance(s, Run))
     monkeypatch.setattr(popxl.plan.placement, "_LONG", num_runs(program) - 1)
     monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)
     all_host = popxl.plan.AllHostSimulation(program, link)
