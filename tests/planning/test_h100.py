@@ -1,12 +1,15 @@
 """The presets of the large models, compiled for an H100 or H200 that is not there, against their
 plans.
 
+    python3 -m tests.planning.test_h100     # rewrites the record of planned memory
+
 Needs the packages that `tests/popxl/test_attention_compile.py` names.
 """
 
 from __future__ import annotations
 
 import json
+from datetime import date
 from itertools import product
 
 import pytest
@@ -88,10 +91,14 @@ RECORD = ROOT / "benchmarks/results/planned_memory.json"
 def test_a_run_takes_the_memory_that_is_planned(preset: str, changes: dict, on: str) -> None:
     """Entries on the device, as the plan places them, and what XLA takes inside segments, at most
     at a time, by XLA's own account of each; the same with the gaps between arrays."""
-    script = MEMORY.replace("{0}", preset).replace("{1}", on).replace("{2}", repr(changes))
-    planned, taken = compiled_for_an_h100(script, MACHINES[on])
-    for ours, theirs in zip(map(int, planned), map(int, taken), strict=True):
+    for ours, theirs in zip(*planned_and_taken(preset, changes, on), strict=True):
         check_bytes(ours, theirs)
+
+
+def planned_and_taken(preset: str, changes: dict, on: str) -> list[list[int]]:
+    """Bytes on the device and with gaps: as planned, then by XLA's account."""
+    script = MEMORY.replace("{0}", preset).replace("{1}", on).replace("{2}", repr(changes))
+    return [[*map(int, line)] for line in compiled_for_an_h100(script, MACHINES[on])]
 
 
 def check_bytes(planned: int, taken: int) -> None:
@@ -107,6 +114,21 @@ def test_the_record_has_all_cases_within_their_bounds() -> None:
         check_bytes(row["planned_with_gaps"], row["xla_with_gaps"])
 
 
+def write_record() -> None:
+    rows = []
+    for on, (name, case) in product(MACHINES, CASES.items()):
+        (planned, with_gaps), (xla, xla_with_gaps) = planned_and_taken(*case, on)
+        row = {"machine": on, "preset": name, "planned": planned, "xla": xla}
+        rows.append(row | {"planned_with_gaps": with_gaps, "xla_with_gaps": xla_with_gaps})
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    record |= {"date": str(date.today()), "rows": rows}
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    head = json.dumps(record | {"rows": []}, indent=1)
+    RECORD.write_text(
+        head.replace('"rows": []', f'"rows": [\n{lines}\n ]') + "\n", encoding="utf-8"
+    )
+
+
 @pytest.mark.slow  # half a minute each
 @needs_the_compiler
 @pytest.mark.parametrize(
@@ -119,3 +141,7 @@ def test_kernels_move_the_bytes_that_are_planned(preset: str) -> None:
     assert moved
     assert sum(t for t, _ in moved) == pytest.approx(sum(there for _, there in moved), rel=0.1)
     assert all(0.85 < t / there < 1.1 for t, there in moved), moved
+
+
+if __name__ == "__main__":
+    write_record()

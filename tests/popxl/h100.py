@@ -35,7 +35,7 @@ devices = topology.devices
 fused_attention_stablehlo.check_compute_capability = lambda least: True  # it asks the device
 
 
-def compiled(lowered, **other):
+def executable(lowered, **other):
     options = compiler.get_compile_options(
         1, 1, device_assignment=np.zeros((1, 1), int), backend=devices[0].client,
         env_options_overrides=Gpu.compiler_options | other,
@@ -44,7 +44,11 @@ def compiled(lowered, **other):
         lowered.compiler_ir("stablehlo"),
         executable_devices=_jax.DeviceList(tuple(devices)),
         compile_options=options,
-    ).hlo_modules()[0].to_string()
+    )
+
+
+def compiled(lowered, **other):
+    return executable(lowered, **other).hlo_modules()[0].to_string()
 """
 
 

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 from popxl.ops._cudnn_attention import workspace_bytes
@@ -26,6 +27,7 @@ from popxl.plan.primitives import (
     nbytes,
 )
 from popxl.plan.records import Kernel
+from popxl.plan.result_memory import Lifetime, values_in_results, without_donated
 from popxl.plan.sibling_fusion import joined_reads
 
 
@@ -123,46 +125,66 @@ class LivenessModel:
         is_kernel = writes and not node.has_bodies and not self.is_fused_add(node)
         return is_kernel and (lowering == "fused" or is_sum)
 
-    def peak_bytes(self) -> int:
-        """Returns the peak bytes of temporaries that are live at one time."""
-        last = {v: i for i, read in enumerate(self.bytes_read_by_node) for v in read}
+    def peak_bytes(self, is_body: bool = False) -> int:
+        """Returns the peak bytes of temporaries that are live at one time.
+
+        Args:
+            is_body: true for a loop's body or a branch: its caller owns the memory of its results.
+        """
+        elsewhere = self._outside | (set() if is_body else self._values_in_results())
+        ends = {v: life.end for v, life in self._lifetimes.items() if v not in elsewhere}
         live = peak = 0
-        sizes: dict[Any, int] = {}
         for i, node in enumerate(self._flat.nodes):
-            new = [v for v in node.outputs if v in self.stored and v not in self._outside]
-            dying = [v for v in self.bytes_read_by_node[i] if last[v] == i]
-            sizes.update((v, nbytes(v.aval)) for v in new)
-            live += sum(sizes[v] for v in new)
-            for v in new:
-                last.setdefault(v, i)
-            reused = self._reused_bytes(node, new, [sizes[v] for v in dying if v in sizes])
+            new = [v for v in node.outputs if v in ends]
+            dying = [v for v in self.bytes_read_by_node[i] if ends.get(v) == i]
+            live += sum(nbytes(v.aval) for v in new)
             workspace = workspace_bytes(node.name, [v.aval.shape for v in node.atoms])
-            peak = max(
-                peak,
-                live - reused + self.workspace_bytes(node) + workspace + self._peak_of_bodies(node),
-            )
-            for v in {*self.bytes_read_by_node[i], *node.outputs}:
-                if last.get(v) == i:
-                    live -= sizes.pop(v, 0)
+            scratch = self.workspace_bytes(node) + workspace + self._body_peak(node)
+            peak = max(peak, live - self._reused_bytes(node, new, dying) + scratch)
+            live -= sum(nbytes(v.aval) for v in {*dying, *new} if ends[v] == i)
         return peak
+
+    @cached_property
+    def _lifetimes(self) -> dict[Any, Lifetime]:
+        """Returns the lifetimes of values that primitives write to memory."""
+        last = {v: i for i, read in enumerate(self.bytes_read_by_node) for v in read}
+        last |= dict.fromkeys(self._outside, len(self._flat.nodes))
+        return {
+            v: Lifetime(v, i, last.get(v, i), not self._is_kernel(node))
+            for i, node in enumerate(self._flat.nodes)
+            for v in node.outputs
+            if v in self.stored
+        }
+
+    def _values_in_results(self) -> set[Any]:
+        """Returns the temporaries that are placed in memory of results."""
+        results = dict.fromkeys(map(self.memory_owner, self._flat.outputs))
+        own = without_donated(results, (v for v in self._flat.inputs if v not in self._kept))
+        return values_in_results(
+            (life for v, life in self._lifetimes.items() if v not in self._outside),
+            (self._lifetimes[v] for v in own if v in self._lifetimes),
+        )
 
     def _is_kernel(self, node: PrimitiveNode) -> bool:
         return node.has_bodies or lowering_of(node.name, self._platform) == "kernel"
 
-    def _reused_bytes(self, node: PrimitiveNode, new: Sequence[Any], dying: list[int]) -> int:
+    def _reused_bytes(self, node: PrimitiveNode, new: Sequence[Any], dying: Sequence[Any]) -> int:
         """Returns the bytes of new values that reuse the memory of values at their last use.
 
-        Loops do that, and elementwise kernels if sizes are equal.
+        Loops do that, and elementwise kernels if sizes are equal, but on a GPU not those that read
+        products or other calls of libraries: XLA writes over no part of a tuple.
 
         Args:
-            dying: bytes of the values that the node reads last.
+            dying: values that the node reads last.
         """
         if node.has_bodies:
-            return min(sum(dying), sum(nbytes(v.aval) for v in new))
+            return min(sum(nbytes(v.aval) for v in dying), sum(nbytes(v.aval) for v in new))
+        is_free = [self._gpu is None or self._lifetimes[v].can_overwrite for v in dying]
+        sizes = [nbytes(v.aval) for v in compress(dying, is_free)]
         reused = 0
         for size in (nbytes(v.aval) for v in new if not self._is_kernel(node)):
-            if size in dying:
-                dying.remove(size)
+            if size in sizes:
+                sizes.remove(size)
                 reused += size
         return reused
 
@@ -193,7 +215,8 @@ class LivenessModel:
         copies = [Kernel(2 * nbytes(v.aval)) for v in float8]
         return copies + self._gpu.kernels_launched_with_attention(node)
 
-    def _peak_of_bodies(self, node: PrimitiveNode) -> int:
+    def _body_peak(self, node: PrimitiveNode) -> int:
         """Returns the largest peak bytes of the loop bodies or branches that a primitive runs."""
         bodies = [*(body for body, _ in node.bodies), *node.branches]
-        return max((LivenessModel(body, self._platform).peak_bytes() for body in bodies), default=0)
+        models = (LivenessModel(body, self._platform) for body in bodies)
+        return max((model.peak_bytes(is_body=True) for model in models), default=0)
