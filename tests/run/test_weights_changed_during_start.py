@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import run.training_loop
+import run.resume
 from checkpoints import CheckpointError, TensorFiles, load_checkpoint
 from checkpoints.safetensors_files import sha256_of_array
 from run.frozen_outputs import FrozenModel
@@ -57,7 +57,7 @@ def before(
 
 def test_a_base_that_is_rewritten_after_it_was_read(base, model, tmp_path, monkeypatch) -> None:
     run_folder = tmp_path / "run"
-    before(monkeypatch, run.training_loop, "base_model_metadata", lambda: rewrite(base))
+    before(monkeypatch, run.resume, "base_model_metadata", lambda: rewrite(base))
     assert small_runs.train(
         run_folder, *TRAINING, *NORMS, "--load", str(base), "--steps", "2"
     ) == 0  # fmt: skip
