@@ -13,11 +13,13 @@ from planning.parallel_layouts import select_promising_layouts
 from planning.program_variants import VariantCache
 from planning.report import PlanReport, make_report
 from planning.requirements import finetuning_requirements, generation_requirements, weight_bytes
+from popxl.plan import gc_disabled
 
 DISK = "DIR"
 """Placeholder for a folder of the machine's disk."""
 
 
+@gc_disabled()
 def plan_best_training(
     name: str, configs: Sequence[RunConfig], machine: Machine, programs: VariantCache | None = None
 ) -> PlanReport:

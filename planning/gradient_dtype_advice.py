@@ -23,7 +23,7 @@ def find_faster_gradient_dtype(report: PlanReport, programs: VariantCache) -> Fa
         return None
     dtype, machine = "bfloat16" if is_float32 else "float32", report.machine
     other, limit = config.with_values({FIELD: dtype}), report.seconds_to_beat(MIN_GAIN)
-    variants = programs.variants(other, machine.target)
+    variants = programs.variants(other, machine.target, result.best.program)
     best = simulate_fastest_trial(variants, other, machine, [result.best.variant], limit)
     if best is None or not best.fits:
         return None

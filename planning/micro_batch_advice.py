@@ -104,8 +104,9 @@ def _simulate_size(
         config = report.requirements.config.with_values({MICRO: size})
     except ConfigError:  # the passes need more micro-batches
         return None
-    machine = report.machine
-    variants = programs.variants(config, machine.target)
+    machine, result = report.machine, report.requirements.placement_result
+    assert result is not None, "the plan was searched"
+    variants = programs.variants(config, machine.target, result.best.program)
     candidates = [_scale_variant(report, config)]
     best = simulate_fastest_trial(variants, config, machine, candidates, limit)
     return FasterSetting(MICRO, size, best.seconds) if best is not None and best.fits else None

@@ -40,7 +40,7 @@ def find_faster_state(report: PlanReport, programs: VariantCache) -> FasterSetti
         other = config.with_values({FIELD: STATE, "training.stochastic_rounding": None})
     except ConfigError:
         return None
-    variants = programs.variants(other, machine.target)
+    variants = programs.variants(other, machine.target, result.best.program)
     candidates = list(_candidate_variants(result.best, report))
     best = simulate_fastest_trial(variants, other, machine, candidates)
     if best is None or not best.fits or best.seconds > report.seconds_to_beat(MIN_GAIN):

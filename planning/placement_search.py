@@ -506,7 +506,7 @@ class PlacementSearch:
         """Return the program and trace of a variant whose `saved_layers` are by layer type."""
         if not variant.saved_layers:
             return self._variants.get_program(variant)
-        phases = self._variants.get_program()[0].phases_by_type
+        phases = self._variants.phases_by_type
         saved = ((p, share) for name, share in variant.saved_layers for p in phases[name])
         return self._variants.get_program(replace(variant, saved_layers=frozenset(saved)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -22,6 +22,8 @@ HIDDEN = 0.01  # fraction of the time: transfers with shorter waits count as hid
 RematPolicy = frozenset[tuple[str, float]]
 """Pairs of a phase or layer type and the fraction of its layers, the last ones, that save their
 activations; all others recompute them."""
+
+PhasesByType = Mapping[str, Sequence[str]]
 
 RECOMPUTE_ALL: RematPolicy = frozenset()
 """All layers recompute their activations."""
@@ -77,10 +79,18 @@ class ProgramVariants:
     Args:
         first: the variant without a plan.
         target: target for which they are traced.
+        phases_by_type: names of phases by layer type, if known; else those of the first variant.
     """
 
-    def __init__(self, build: Build, first: ProgramVariant, target: str) -> None:
+    def __init__(
+        self,
+        build: Build,
+        first: ProgramVariant,
+        target: str,
+        phases_by_type: PhasesByType | None = None,
+    ) -> None:
         self._build, self._first, self._target = build, first, target
+        self._phases_by_type = phases_by_type
         self._built: dict[ProgramVariant, tuple[TrainingProgram, popxl.plan.TracedProgram]] = {}
         self._machine: Any = None
         self._trials: dict[ProgramVariant, PlacementTrial] = {}
@@ -94,6 +104,11 @@ class ProgramVariants:
             program = self._build(variant)
             self._built[variant] = program, popxl.plan.trace_program(program.ir, self._target)
         return self._built[variant]
+
+    @property
+    def phases_by_type(self) -> PhasesByType:
+        """Names of the phases whose layers can save their activations, by layer type."""
+        return self._phases_by_type or self.get_program()[0].phases_by_type
 
     def variant_of(self, traced: popxl.plan.TracedProgram) -> ProgramVariant:
         """Return the program variant of a trace that `get_program` returned."""
@@ -115,16 +130,25 @@ class VariantCache:
     def __init__(self) -> None:
         self._entries: list[tuple[RunConfig, str, ProgramVariants]] = []
 
-    def variants(self, config: RunConfig, target: str) -> ProgramVariants:
-        """Return the variants of a configuration, traced for `target` (`Machine.target`)."""
+    def variants(
+        self, config: RunConfig, target: str, like: TrainingProgram | None = None
+    ) -> ProgramVariants:
+        """Return the variants of a configuration, traced for `target` (`Machine.target`).
+
+        Args:
+            like: a program with the same phases; without it, one is built to know them.
+        """
         for cached, cached_target, variants in self._entries:
             if (cached, cached_target) == (config, target):
                 return variants
-        self._entries.append((config, target, _build_variants(config, target)))
+        phases = None if like is None else like.phases_by_type
+        self._entries.append((config, target, _build_variants(config, target, phases)))
         return self._entries[-1][2]
 
 
-def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
+def _build_variants(
+    config: RunConfig, target: str, phases_by_type: PhasesByType | None
+) -> ProgramVariants:
     family, on_target = get_family(config), with_target_device(config, target)
     weight_map, teacher_head = family.weight_map(config), None
     if config.training.has_teacher_head:
@@ -143,7 +167,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
             saves_matmul_inputs=variant.saves_matmul_inputs,
         )
 
-    return ProgramVariants(build, default_variant(on_target), target)
+    return ProgramVariants(build, default_variant(on_target), target, phases_by_type)
 
 
 def default_variant(config: RunConfig) -> ProgramVariant:
