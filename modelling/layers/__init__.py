@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from modelling.layers.head_loss import EXPERT_USAGE as EXPERT_USAGE
     from modelling.layers.head_loss import LOSS_STATS as LOSS_STATS
     from modelling.layers.head_loss import HeadLoss as HeadLoss
-    from modelling.layers.layer_modules import LayerAdapters as LayerAdapters
     from modelling.layers.layer_modules import LayerModules as LayerModules
-    from modelling.layers.layer_modules import seed_adapters as seed_adapters
     from modelling.layers.linear import FusedLinear as FusedLinear
     from modelling.layers.linear import Linear as Linear
     from modelling.layers.lm_head import LMHead as LMHead
     from modelling.layers.lm_head_loss import LMHeadLoss as LMHeadLoss
+    from modelling.layers.lora import LayerAdapters as LayerAdapters
+    from modelling.layers.lora import seed_adapters as seed_adapters
     from modelling.layers.masking import MASK_VALUE as MASK_VALUE
     from modelling.layers.masking import invert_mask as invert_mask
     from modelling.layers.masking import padding_bias as padding_bias

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import popxl
 from modelling.layers.dropout import Dropout
-from modelling.layers.layer_modules import make_trainable_rows
+from modelling.layers.lora import TrainableTokenRows, VocabularyAdapter
 from modelling.layers.module import Module, cast_if_needed, parameter
 from popxl import Tensor, ops
-
-if TYPE_CHECKING:
-    from modelling.layers.lora import VocabularyAdapter
 
 
 class VocabularyEmbedding(Module):
@@ -43,7 +38,7 @@ class VocabularyEmbedding(Module):
         super().__init__(hf_name)
         model, self.is_shared = self.config.model, is_shared
         tokens = self.config.trained_tokens
-        self.rows = make_trainable_rows(tokens)
+        self.rows = TrainableTokenRows(tokens) if tokens else None
         rows, hidden = vocab_size or model.vocab_size, hidden_size or model.hidden_size
         self.weight = parameter(rows, hidden, std=std, shard=0)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from modelling.layers.lora import LinearAdapters
 from modelling.layers.module import Module, fused_parameter, parameter
 from modelling.weights.weight_mapping import Weight, WeightMapping
 from popxl import Tensor, ops
 from popxl_addons.matrix_product import create_matrix_product
-
-if TYPE_CHECKING:
-    from modelling.layers.lora import LinearAdapters
 
 Shard = Literal["in", "out"]
 _AXIS = {"in": 0, "out": 1}

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 import popxl
-from modelling.layers.layer_modules import make_trainable_rows
+from modelling.layers.lora import TrainableTokenRows, VocabularyAdapter
 from modelling.layers.masking import MASK_VALUE
 from modelling.layers.module import Module, cast_if_needed, fused_parameter
 from modelling.weights.weight_mapping import Weight
 from popxl import Tensor, ops
 from popxl_addons.matrix_product import create_matrix_product
-
-if TYPE_CHECKING:
-    from modelling.layers.lora import VocabularyAdapter
 
 Bias = Literal["trained", "buffer"]
 
@@ -51,7 +48,7 @@ class LMHead(Module):
         self.hf_linear = hf_linear
         config, model = self.config, self.config.model
         tokens = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
-        self.rows = make_trainable_rows(tokens)
+        self.rows = TrainableTokenRows(tokens) if tokens else None
         self.vocab_size = model.output_vocab_size
         self.has_bias = bias is not None
         self.softcap = softcap

@@ -79,7 +79,7 @@ def test_a_second_start_imports_few_modules(tmp_path):
         "huggingface.pretrained", "modelling.weights.lora", "modelling.weights.trainable",
         "modelling.t5.config_json", "planning.placement_search", "planning.requirements",
         "popxl._analysis.printing", "popxl._compile.xla_compile", "popxl.ops.fused_attention",
-        "popxl.ops.fp8", "popxl.ops.random", "popxl_addons.fp8", "modelling.layers.lora",
+        "popxl.ops.fp8", "popxl.ops.random", "popxl_addons.fp8",
         "config.unknown_flags", "config.other_trainers_flags", "terminal.help_texts",
         "checkpoints.collective_io", "run.profiler", "run.quantized_cache", "run.resume",
         "run.base_model_ref", "run.model_weights", "run.weight_checks", "data.prompt_boundary",
