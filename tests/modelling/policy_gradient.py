@@ -80,7 +80,7 @@ def batches_of(
         pad_token_id=config.model.pad_token_id,
         affix_ids=((), ()),
         num_end_tokens=1,
-        hf_tokenizer=SimpleNamespace(bos_token_id=None),
+        count_leading_special_tokens=lambda ids: 0,
     )
     rollouts = random_rollouts(config, examples)
     samples = sample_format.make_rollout_samples(config, rollouts, examples, tokenizer)

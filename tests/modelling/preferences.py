@@ -55,7 +55,7 @@ def batches_of(
         eos_token_id=config.model.eos_token_id,
         affix_ids=((), ()),
         num_end_tokens=1,
-        hf_tokenizer=SimpleNamespace(bos_token_id=None),
+        count_leading_special_tokens=lambda ids: 0,
     )
     samples = shape.make_pair_samples(config, units, tokenizer)
     rows = np.arange(len(samples))

@@ -246,8 +246,8 @@ def test_inputs_of_products_are_saved_where_they_fit() -> None:
     )
     variants = VariantCache().variants(config, "gpu")
     state = variants.get_program()[1].permanent_storage().remote
-    for share, saves_matmul_inputs in ((2, True), (1.6, False)):
-        gpu = replace(ONE, platform="gpu", host_link=1e12, bandwidth=1e10, memory=share * state)
+    for share, saves_matmul_inputs in ((2, True), (1.2, False)):
+        gpu = replace(ONE, platform="gpu", host_link=1e10, bandwidth=1e10, memory=share * state)
         best = placement_search.search_placement(variants, config, gpu).best
         assert best.variant.saves_matmul_inputs == saves_matmul_inputs
         assert best.fits
