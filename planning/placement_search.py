@@ -316,11 +316,8 @@ class PlacementSearch:
         if not fastest.fits:
             return True
         limit = min((1 - gain) * fastest.seconds, self._limit)
-        bounds = (
-            self._least_seconds,
-            self.busy_seconds,
-            self._placed_bound,
-        )  # the fastest ones first
+        # The bound that takes longest to compute comes last.
+        bounds = (self._least_seconds, self.busy_seconds, self._placed_bound)
         return all(bound(variant) < limit for bound in bounds)
 
     def _least_seconds(self, variant: ProgramVariant) -> float:
