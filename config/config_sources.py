@@ -121,6 +121,10 @@ class LayeredConfig:
         """True if the planner chooses data and tensor parallelism, because no source sets them."""
         return not self.explicit_names & set(LAYOUT)
 
+    def needs_auto_values(self, trains: bool) -> bool:
+        """Returns whether `planning.auto_config` has a field to choose, for training or not."""
+        return self.has_auto_fields or (trains and self.planner_chooses_layout)
+
     @property
     def has_explicit_layout(self) -> bool:
         """True if a preset, file or flag, not the planner, sets data and tensor parallelism."""

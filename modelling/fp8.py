@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import popxl_addons as addons
@@ -25,14 +24,3 @@ def make_fp8_recipe(config: RunConfig) -> Recipe | None:
     return addons.DelayedScaling(
         fp8.format, rule, fp8.amax_history_len, fp8.amax_compute_algo, fp8.interval
     )
-
-
-def fp8_layer_context(config: RunConfig) -> AbstractContextManager[None]:
-    """Returns a context manager in which new linear layers multiply by the run's FP8 recipe."""
-    return addons.fp8_autocast(make_fp8_recipe(config)) if config.fp8.enabled else nullcontext()
-
-
-def fp8_head_context(config: RunConfig) -> AbstractContextManager[None]:
-    """Returns a context manager in which a new LM head multiplies in FP8 if `fp8.head` is set."""
-    ordinary = config.fp8.enabled and not config.fp8.head
-    return addons.fp8_autocast(None) if ordinary else nullcontext()

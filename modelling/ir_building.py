@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.fp8 import fp8_layer_context
 from modelling.layers.parallel import ParallelGroups
 from modelling.layers.run_config import use_run_config
 from popxl_addons.patterns import apply_pre_alias_patterns
@@ -28,7 +27,11 @@ def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
     ir.replication_factor = config.num_replicas
     if config.execution.io_tiles is not None:
         ir._pb_ir.getSessionOptions().numIOTiles = config.execution.io_tiles
-    with ir.main_graph, use_run_config(config), fp8_layer_context(config):
+    with ir.main_graph, use_run_config(config), ExitStack() as stack:
+        if config.fp8.enabled:
+            from modelling.fp8 import make_fp8_recipe
+
+            stack.enter_context(addons.fp8_autocast(make_fp8_recipe(config)))
         yield ir, ParallelGroups.from_current_ir(config.execution.tensor_parallel)
     apply_pre_alias_patterns(ir, level="default")
     if config.execution.available_memory_proportion is not None:

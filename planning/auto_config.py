@@ -191,7 +191,7 @@ def resolve_auto_fields(
         UserError: data are not named or not available, or there is no such device.
     """
     settings, shares = line.settings, trains and line.settings.planner_chooses_layout
-    if not (settings.has_auto_fields or shares):
+    if not settings.needs_auto_values(trains):
         return line
     check_same_run_on_all_processes(
         line.config, **{"the settings that are given": sorted(settings.explicit_names)}

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from checkpoints import CheckpointError
@@ -19,9 +18,6 @@ from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import dump_yaml
 from terminal.screen import say
-
-NO_BASE: Mapping[str, Any] = MappingProxyType({})
-"""Base model metadata of a run that trains all weights."""
 
 
 @dataclass
@@ -53,7 +49,7 @@ class BestCheckpoint:
     """
 
     def __init__(
-        self, config: RunConfig, state: Mapping[str, Any] | None, base: Mapping[str, Any] = NO_BASE
+        self, config: RunConfig, state: Mapping[str, Any] | None, base: Mapping[str, Any]
     ) -> None:
         """Start without a best value, or with that of the resumed checkpoint.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import popdist
@@ -21,13 +22,13 @@ from files.yaml_files import dump_yaml
 from modelling.model_family import get_family
 from modelling.weights import total_nbytes
 from planning.hardware.memory_check import available_host_bytes
-from run.best_checkpoint import NO_BASE, BestCheckpoint
 from run.skipped_steps import SkippedSteps
 from sessions.training import TrainingSession
 from terminal.screen import is_first_process, say
 
 if TYPE_CHECKING:
     from checkpoints.store import CheckpointStore, SaveResult
+    from run.best_checkpoint import BestCheckpoint
     from run.checkpoint_mirror import CheckpointMirror
 
 MAX_FAILURES = 2
@@ -49,15 +50,16 @@ class CheckpointManager:
         model: TrainingSession,
         loader: Loader,
         skipped: SkippedSteps,
-        best: BestCheckpoint,
+        best: BestCheckpoint | None,
         initial_step: int,
         tokenizer: Tokenizer | None = None,
-        base: Mapping[str, Any] = NO_BASE,
+        base: Mapping[str, Any] = MappingProxyType({}),
         mirror: CheckpointMirror | None = None,
     ) -> None:
         """Create the manager of a run's checkpoint folder.
 
         Args:
+            best: the best evaluation so far; None: the run does not evaluate.
             initial_step: step that the run starts at, which is already saved.
             tokenizer: tokenizer of the data; copied to the run's folder.
             base: metadata about the weights that are not trained.
@@ -240,7 +242,7 @@ class CheckpointManager:
         return {
             "data": self._loader.state(),
             "skipped_steps": self._skipped.total,
-            "best": self._best.to_metadata(),
+            "best": None if self._best is None else self._best.to_metadata(),
             "config": self._config.to_dict(),
             MODEL: get_family(self._config).to_config_json(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},

@@ -101,7 +101,7 @@ def read_throughput_line(
             "--load: not used beside --config, which says what is measured; leave one of them out"
         )
     trains, options = presets == "finetuning", line.options
-    if line.settings.has_auto_fields or (trains and line.settings.planner_chooses_layout):
+    if line.settings.needs_auto_values(trains):
         from planning.auto_config import resolve_auto_fields  # takes seconds to import
 
         target = plan_machine(line) if hasattr(options, "machine") else None

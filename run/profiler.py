@@ -17,7 +17,7 @@ from files.atomic_writing import write_text_atomically
 from files.run_folder import RunFolder
 from planning.hardware.announce_devices import describe_devices
 from popxl import hardware
-from popxl.session import Timing
+from popxl.timing import Timing
 from run.options import RunOptions
 from run.records.metrics_logger import OneWarningPerLogger
 from sessions.training import TrainingSession

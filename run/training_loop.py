@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,6 @@ from modelling.model_family import get_family
 from modelling.weights import WeightMap, without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
 from planning.hardware.memory_check import check_lower_bound
-from run.best_checkpoint import BestCheckpoint, print_best_step
 from run.checkpoint_manager import CheckpointManager
 from run.initial_state import InitialState, random_initial_state
 from run.learning_rate import LRSchedule, check_steps_divisible, lr_change_message, resolve_epochs
@@ -51,6 +50,7 @@ from terminal.screen import is_first_process, say, supports_color, tolerate_brok
 
 if TYPE_CHECKING:
     from run.base_model_ref import BaseModelRef
+    from run.best_checkpoint import BestCheckpoint
     from run.checkpoint_mirror import CheckpointMirror
     from run.evaluation.evaluator import Evaluator
     from run.frozen_outputs import OutputsSource
@@ -200,7 +200,7 @@ def _set_up_and_train(
         _print_lr_change(config, start)
         save = config.checkpoint.save is not None
         base = _base_metadata(config, start, initial_models) if save else {}
-        best = BestCheckpoint(config, start.best, base)
+        best = _create_best_checkpoint(config, start, base)
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
         checkpoints = CheckpointManager(
             config, model, loader, skipped, best, start.step, data.tokenizer, base, mirror
@@ -361,6 +361,17 @@ def _create_evaluator(
     return Evaluator(config, model, data_cache, frozen)
 
 
+def _create_best_checkpoint(
+    config: RunConfig, start: InitialState, base: Mapping[str, Any]
+) -> BestCheckpoint | None:
+    """Create the tracker of the best evaluation; None for a run that has none, before or now."""
+    if config.eval.steps is None and start.best is None:
+        return None
+    from run.best_checkpoint import BestCheckpoint
+
+    return BestCheckpoint(config, start.best, base)
+
+
 def _enter_session(stack: ExitStack, model: TrainingSession, start: InitialState) -> None:
     model.write(start.tensors)
     stack.enter_context(model)
@@ -376,7 +387,7 @@ class _TrainingRun:
     start: InitialState
     model: TrainingSession
     evaluator: Evaluator | None
-    best: BestCheckpoint
+    best: BestCheckpoint | None
     skipped: SkippedSteps
     checkpoints: CheckpointManager
     folder: RunFolder
@@ -418,6 +429,8 @@ class _TrainingRun:
                 record = RunRecords(config.to_dict(), last, self.folder)
                 export_model(config, weights, options.save_hf, record, self.data_cache, base)
         if config.checkpoint.keep_best is not None and save is not None:
+            from run.best_checkpoint import print_best_step
+
             print_best_step(save)
         say(f"records of the run are in {self.folder.path}")
         if stop.name is None:
@@ -449,7 +462,8 @@ class _TrainingRun:
         step = self.start.step
         while step < config.training.steps:
             watchdog.mark_activity("meeting", f"the meeting of all before step {step + 1}")
-            stop.poll_all_processes(self.best.should_stop, checkpoints.should_save(step))
+            no_gain = self.best is not None and self.best.should_stop
+            stop.poll_all_processes(no_gain, checkpoints.should_save(step))
             if stop.name is not None or stop.finished:
                 break
             if stop.save:
@@ -493,7 +507,7 @@ class _TrainingRun:
             records.log_save(step, checkpoints.report_last_save())
         if self.skipped.too_many_in_a_row:
             raise self.skipped.make_error(checkpoints.saved_message)
-        if stop.finished:
+        if stop.finished and self.best is not None:
             self.best.print_early_stop()
         return step
 
@@ -508,7 +522,7 @@ class _TrainingRun:
             step % every < self.config.execution.device_iterations
             or step >= self.config.training.steps
         )
-        if self.evaluator is None or not due:
+        if self.evaluator is None or self.best is None or not due:
             return {}
         result = self.evaluator.evaluate(self.model.tensors(), quiet=True)
         weights = without_optimizer_state(self.model.tensors(frozen=False))

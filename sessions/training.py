@@ -218,7 +218,9 @@ class TrainingSession(ModelSession):
         return results
 
     def _seed_rounding(self, step: int) -> None:
-        """Seed stochastic rounding for the update of optimizer step `step`, in the next run."""
+        """Seed stochastic rounding, if any, for the update of optimizer step `step`, for a run."""
+        if not self.config.rounds_stochastically:
+            return
         (seed,) = counter_seeds(self.config.model.seed, step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
 

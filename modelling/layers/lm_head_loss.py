@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from modelling.fp8 import fp8_head_context
+import popxl_addons as addons
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.head_loss import HeadLoss
@@ -58,7 +59,8 @@ class LMHeadLoss(HeadLoss):
         self.tied = tokens is not None
         if tokens is not None:
             self.tokens = tokens
-        with fp8_head_context(self.config):
+        plain = self.config.fp8.enabled and not self.is_fp8  # the layers around it are not
+        with addons.fp8_autocast(None) if plain else nullcontext():
             self.lm_head = LMHead(std, self.tied, bias, softcap, hf_linear)
 
     def set_teacher(self, teacher: LMHeadLoss, states: TeacherStates) -> None:

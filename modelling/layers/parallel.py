@@ -7,29 +7,15 @@ and each group has its own samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
-from popxl.custom import jax_op
 from popxl_addons.ops.replicated_all_reduce_TP import (
     replicated_all_reduce_identical_grad_inputs,
     replicated_all_reduce_identical_inputs,
 )
-
-
-def _divide_gradient(
-    inputs: Any, outputs: Any, dys: tuple[Any, ...], shard_replicas: int
-) -> tuple[Any]:
-    return (dys[0] / shard_replicas,)
-
-
-@jax_op(name="shared_gradient", grad=_divide_gradient)
-def _scale_gradient(x: Any, *, shard_replicas: int) -> Any:
-    """Returns `x`; its gradient is divided by `shard_replicas`, the replicas with equal shards."""
-    return x
 
 
 @dataclass(frozen=True)
@@ -133,7 +119,11 @@ class ParallelGroups:
 
         They all do the same work in a tensor-parallel region, and `copy_to_tp` sums over them.
         """
-        return x if shard_replicas == 1 else _scale_gradient(x, shard_replicas=shard_replicas)
+        if shard_replicas == 1:
+            return x
+        from popxl_addons.ops.divide_gradient import divide_gradient
+
+        return divide_gradient(x, shard_replicas)
 
     def tp_rank(self) -> Tensor:
         """Returns this replica's index in its tensor-parallel group, int32 (1,)."""

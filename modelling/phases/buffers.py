@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import popxl
+import popxl_addons as addons
 from modelling.phases.settings import PhaseSettings
 from popxl import ops
 from popxl_addons.remote import create_remote_buffer
@@ -20,6 +21,13 @@ def fixed_row_handle(
     """Returns the handle of one buffer row, whichever layer of the phase uses it."""
     offset = (lambda _: popxl.constant(row, popxl.int32)) if row else None
     return RemoteHandle(buffer, offset, shard_group, grows=False)
+
+
+def store_gradient(buffer: popxl.RemoteBuffer, row: popxl.Tensor, gradient: popxl.Tensor) -> None:
+    """Stores a gradient or a sum of gradients, rounded by hash to the dtype of the buffer."""
+    if gradient.dtype != buffer.tensor_dtype:
+        gradient = addons.round_by_hash(gradient, buffer.tensor_dtype)
+    ops.remote_store(buffer, row, gradient)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import popxl
 import popxl_addons as addons
+from modelling.phases.buffers import store_gradient
 from popxl import ops
 from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer
 from popxl_addons.utils import cast_if_needed
@@ -86,7 +87,7 @@ class GradientSums:
         for name, buffer in self.buffers.to_dict().items():
             adds = self._is_rounded(name) and not is_first
             total = self._add_to_entry(name, row, accumulators) if adds else accumulators.get(name)
-            ops.remote_store(buffer, row, addons.round_by_hash(total, buffer.tensor_dtype))
+            store_gradient(buffer, row, total)
 
     def _is_rounded(self, name: str) -> bool:
         """True if a gradient accumulator is stored in fewer bits than float32."""

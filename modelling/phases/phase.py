@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import popxl
 import popxl_addons as addons
 from modelling.layers.layer_wrapper import PositionalInputs, layer_class_name
-from modelling.phases.buffers import LayerIO
+from modelling.phases.buffers import LayerIO, store_gradient
 from modelling.phases.phase_optimizer import PhaseOptimizer, weighted_sum_of_squares
 from modelling.phases.phase_variables import PhaseVariables
 from modelling.phases.settings import PhaseSettings
@@ -550,7 +550,7 @@ class Phase:
             if name in self._borrowers or (shared and not self._overwrites_grad(name)):
                 grad = grad + ops.cast(ops.remote_load(shared_sum, entry), grad.dtype)
             target = shared_sum if shared else buffer
-            ops.remote_store(target, entry, addons.round_by_hash(grad, buffer.tensor_dtype))
+            store_gradient(target, entry, grad)
             if not shared:
                 complete[name] = grad
         if not self.variables:

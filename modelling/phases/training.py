@@ -80,7 +80,8 @@ def build_training_program(
     """
     iterations = config.execution.device_iterations
     with build_ir(config) as (ir, groups):
-        addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
+        if config.rounds_stochastically:
+            addons.enable_stochastic_rounding(ir)
         ir.num_host_transfers = config.gradient_accumulation * iterations
         in_program = with_teacher_head(weight_map, teacher_head)
         settings = PhaseSettings(

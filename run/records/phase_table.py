@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from popxl.session import RegionTimes, Timing, TimingSums
+from popxl.timing import RegionTimes, Timing, TimingSums
 
 REST = "no phase"
 MAX_SEGMENTS = 10

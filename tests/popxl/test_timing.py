@@ -43,7 +43,7 @@ def program() -> tuple[popxl.Session, popxl.DeviceToHostStream]:
     return popxl.Session(ir, "cpu"), out
 
 
-def timed(apart: bool) -> tuple[list[np.ndarray], popxl.session.Timing]:
+def timed(apart: bool) -> tuple[list[np.ndarray], popxl.timing.Timing]:
     session, out = program()
     with session, session.timing(apart) as timing:
         results = [session.run()[out] for _ in range(RUNS)]

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -24,7 +24,6 @@ from popxl._analysis.verify import (
     check_transfer_counts,
     verify_if_enabled,
 )
-from popxl._compat.popart_handles import DeviceInfo, SessionHandle
 from popxl._compat.session_options import requested_dot_checkpoints
 from popxl._compile.executable_cache import StartupStats as StartupStats
 from popxl._compile.executable_cache import StartupTimer
@@ -38,9 +37,6 @@ from popxl._run.program import Program, ProgramState
 from popxl._run.stream_data import HostStreams
 from popxl._run.stream_data import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._run.stream_data import h2dStreamBufferMaps as h2dStreamBufferMaps
-from popxl._run.timing import RegionTimes as RegionTimes
-from popxl._run.timing import Timing as Timing
-from popxl._run.timing import TimingSums as TimingSums
 from popxl._schedule.schedule import Schedule
 from popxl._storage import replica_arrays
 from popxl._storage.host_values import HostValues, SharedValue, storage_sort_key
@@ -53,8 +49,10 @@ from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostTensor, Variable
 
 if TYPE_CHECKING:
+    from popxl._compat.popart_handles import DeviceInfo, SessionHandle
     from popxl._run.added_program import AddedProgram
     from popxl.plan import MemoryUse, Plan
+    from popxl.timing import Timing
 
 StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
 Initialised = TypeVar("Initialised", bound=Variable | Constant)
@@ -111,8 +109,6 @@ class Session:
         self._disk = disk
         self._device_desc = device_desc
         self._was_attached_stack: list[bool] = []
-        self._set_device(DeviceInfo())
-        self._pb_session = SessionHandle(self)
         self._held: ProgramState | None = None
         self._turn = Lock()  # of the thread that runs the program
         self._values = HostValues(ir)
@@ -366,6 +362,8 @@ class Session:
         """
         if self._program.timing is not None:
             raise popart_exception("timing: the session is measured already: leave that one first")
+        from popxl.timing import Timing
+
         timing = Timing(synchronize or is_debug_flag_set(STEPWISE))
         self._program.timing = timing
         try:
@@ -674,6 +672,22 @@ class Session:
             with _device_memory_named():
                 self._ensure_compiled()
                 self._upload("the session cannot be entered")
+
+    @cached_property
+    def _pb_session(self) -> SessionHandle:
+        """PopART's session, through which some applications load the engine."""
+        from popxl._compat.popart_handles import SessionHandle
+
+        return SessionHandle(self)
+
+    @cached_property
+    def _device(self) -> DeviceInfo:
+        """PopART's device, which some applications share with another session."""
+        from popxl._compat.popart_handles import DeviceInfo
+
+        device = DeviceInfo()
+        device._sessions.add(self)
+        return device
 
     def _set_device(self, device: DeviceInfo) -> None:
         """Attaches the session to the device handle of another session."""

@@ -36,7 +36,6 @@ from popxl._devices.mesh import (
 from popxl._ir.debug_flags import STEPS, STEPWISE, is_debug_flag_set, nonfinite_check_mode
 from popxl._ir.host_data import device_view
 from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
-from popxl._run.timing import Timer, Timing
 from popxl._schedule.buffer_donation import has_exclusive_memory
 from popxl._schedule.lookahead import FetchedScalars, lookahead_events
 from popxl._schedule.schedule_builder import build_schedule
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
     from popxl.tensor import Shard, TensorSpec, Variable
+    from popxl.timing import Timing
 
 logger = logging.getLogger("popxl")
 
@@ -348,10 +348,11 @@ class Program:
         return self.platform.make_mover(window, main, fetched, state.entries, self._in_flight)
 
     def _create_observer(self, mover: SharedMemoryMover | PrefetchMover) -> Observer:
-        timing = (
-            Timing(synchronize=True) if self._is_stepwise and self.timing is None else self.timing
-        )
-        timer = iter if timing is None else Timer(timing, mover)
+        timer: Observer = iter
+        if self._is_stepwise or self.timing is not None:
+            from popxl.timing import Timer, Timing
+
+            timer = Timer(self.timing or Timing(synchronize=True), mover)
         if not is_debug_flag_set(STEPS):
             return timer
         from popxl._run.step_log import log_steps
