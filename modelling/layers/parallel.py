@@ -121,7 +121,7 @@ class ParallelGroups:
         """
         if shard_replicas == 1:
             return x
-        from popxl_addons.ops.divide_gradient import divide_gradient
+        from modelling.layers.divide_gradient import divide_gradient
 
         return divide_gradient(x, shard_replicas)
 

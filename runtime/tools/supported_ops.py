@@ -48,6 +48,7 @@ def _names_used(module: str, node: ast.AST, seen: set[str]) -> Iterator[str]:
                 yield from _names_used(home, body, seen)
 
 
+@cache
 def _find_definition(module: str, name: str) -> tuple[str, ast.AST | None]:
     """Returns the module and AST node that define the function or table called `name`."""
     for node in _module_ast(module).body:
@@ -66,27 +67,36 @@ def _value_of(module: str, name: str) -> Any:
     """Returns what a name means in a module, some of whose functions import what they use."""
     if hasattr(found := importlib.import_module(module), name):
         return getattr(found, name)
+    home, name_there = _imported_names(module).get(name, (None, ""))
+    return None if home is None else getattr(importlib.import_module(home), name_there, None)
+
+
+@cache
+def _imported_names(module: str) -> dict[str, tuple[str, str]]:
+    """Returns where a module imports names from, also within functions, and what they are there."""
+    found: dict[str, tuple[str, str]] = {}
     for node in ast.walk(_module_ast(module)):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return getattr(importlib.import_module(node.module), alias.name, None)
-    return None
+                found.setdefault(alias.asname or alias.name, (node.module, alias.name))
+    return found
 
 
-def _dotted_names(node: ast.AST) -> Iterator[str]:
-    """Yields maximal dotted names in source order, except in annotations."""
+@cache
+def _dotted_names(node: ast.AST) -> tuple[str, ...]:
+    """Returns maximal dotted names in source order, except in annotations."""
     if isinstance(node, (ast.Name, ast.Attribute)):
         text = ast.unparse(node)
         if all(part.isidentifier() for part in text.split(".")):
-            yield text
-            return
+            return (text,)
+    names: list[str] = []
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from _dotted_names(child)
+                names += _dotted_names(child)
+    return tuple(names)
 
 
 def _lowering_node(defn: OpDef) -> ast.AST | None:

@@ -18,5 +18,5 @@ def _identity(x: Any, *, divisor: int) -> Any:
 
 
 def divide_gradient(x: Tensor, divisor: int) -> Tensor:
-    """Return `x`, of any shape; its gradient, in the same dtype, is divided by `divisor`."""
+    """Returns `x`, of any shape; its gradient, in the same dtype, is divided by `divisor`."""
     return _identity(x, divisor=divisor)
