@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from functools import cache
@@ -37,6 +38,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["POPXL_CACHE_DIR"] = ""  # none: scripts would take the user's
 os.environ.pop("POPART_CACHE_DIR", None)
+# Compiling what a process imports takes longer than importing it. Where the environment, as that of
+# a container, lets Python write no bytecode, tests have it in a folder of their own.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(ROOT.parent / ".pytest_cache" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 # What is compiled as for users, where a test does not say otherwise: the engine. Of the add-ons
 # those tests say so whose bits or compiled text are at stake.
