@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from copy import deepcopy
+from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,7 +69,7 @@ def load_preset(file: str | Path, preset: str, option_names: Collection[str] = (
     if is_user_file(preset):
         from config.user_yaml import normalize_user_yaml
 
-        return normalize_user_yaml(_read_presets(Path(preset)), option_names)
+        return normalize_user_yaml(deepcopy(_read_presets(Path(preset))), option_names)
     return _load_with_bases(_preset_path(file), preset, ())
 
 
@@ -136,7 +138,7 @@ def _load_with_bases(path: Path, preset: str, visited: tuple[tuple[Path, str], .
         raise ConfigError(
             f"unknown preset {format_value(preset)} in {path.name}{did_you_mean(preset, presets)}"
         )
-    data, place = presets[preset], location_prefix(presets, preset)
+    data, place = deepcopy(presets[preset]), location_prefix(presets, preset)
     if not isinstance(data, LocatedDict):
         raise ConfigError(
             f"{place}preset {format_value(preset)} of {path.name} is {format_value(data)}, but "
@@ -155,10 +157,15 @@ def _load_with_bases(path: Path, preset: str, visited: tuple[tuple[Path, str], .
 
 
 def _read_presets(path: Path) -> LocatedDict:
+    """Returns the presets of a file; those of this program are read once, and not to be changed."""
     try:
-        return read_yaml(path)
+        return _read_shipped_presets(path) if path.parent == DIRECTORY else read_yaml(path)
     except FileError as error:
         raise ConfigError(str(error)) from None
+
+
+_read_shipped_presets = cache(read_yaml)
+"""A start asks for a preset several times, and the file has a thousand lines."""
 
 
 def _preset_path(file: str | Path) -> Path:
