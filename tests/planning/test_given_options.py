@@ -17,6 +17,8 @@ from planning.requirements import finetuning_requirements
 from tests.modelling.gptj.hf import small_config
 
 H100 = machine("h100")
+PROGRAMS = VariantCache()
+"""Traced programs, which the tests share as the plans of one command do."""
 
 
 def _config(tensor_parallel: int = 2, **execution: Any) -> RunConfig:
@@ -30,7 +32,7 @@ def _in_one_pass(config: RunConfig) -> RunConfig:
 
 
 def _chosen(config: RunConfig, on: Machine = H100, **memory: float) -> PlacementResult:
-    return search_placement(VariantCache().variants(config, on.target), config, on, **memory)
+    return search_placement(PROGRAMS.variants(config, on.target), config, on, **memory)
 
 
 def test_auto_takes_whole_activations_where_they_are_faster() -> None:
@@ -77,9 +79,8 @@ def test_auto_takes_slices_where_a_step_does_not_fit_otherwise() -> None:
     ],
 )
 def test_a_plan_says_what_given_values_cost(given: dict[str, Any], named: str) -> None:
-    shown = format_report(
-        make_report("small", finetuning_requirements(_config(**given), H100.target), H100)
-    )
+    requirements = finetuning_requirements(_config(**given), H100.target, PROGRAMS)
+    shown = format_report(make_report("small", requirements, H100))
     costs = [line for line in shown.splitlines() if line.startswith("costs ")]
     assert len(costs) == bool(named)
     assert all(named in line for line in costs)

@@ -18,6 +18,9 @@ from planning.speed_advice import with_speed_advice
 from tests.planning.presets import preset
 
 SMALL = replace(machine("t4"), memory=0.02e9, host_link=1e8, devices=1)
+PROGRAMS = VariantCache()
+"""Traced programs, which the tests share as the plans of one command do."""
+
 LINE = "with --training.optimizer.state 8bit_residual8: "
 
 
@@ -29,8 +32,8 @@ def plan(on: Machine, **training: Any) -> PlanReport:
         training={"global_batch_size": 8, "stochastic_rounding": None, **training},
         execution={"micro_batch_size": 4, "activations": "recompute"},
     )
-    made = make_report("small", finetuning_requirements(config, on.target), on)
-    return with_speed_advice(made, VariantCache())
+    made = make_report("small", finetuning_requirements(config, on.target, PROGRAMS), on)
+    return with_speed_advice(made, PROGRAMS)
 
 
 def advised_state(made: PlanReport) -> FasterSetting | None:

@@ -21,6 +21,8 @@ from terminal.command_line import read_command_line
 from tests.planning.presets import preset
 
 FOUR = replace(machine("t4"), memory=1e9, host_memory=1e9, devices=4)
+PROGRAMS = VariantCache()
+"""Traced programs, which the tests share as the plans of one command do."""
 
 
 def small(batch: int = 8) -> RunConfig:
@@ -57,10 +59,10 @@ def test_fewer_devices_where_not_all_can_share() -> None:
 
 @pytest.mark.parametrize(("batch", "best"), [(8, (4, 1)), (2, (1, 4))])
 def test_no_layout_is_faster_than_the_chosen_one(batch: int, best: tuple[int, int]) -> None:
-    programs, all_ways = VariantCache(), list_layouts(small(batch), 4, 1)
-    made = plan_best_training("small", all_ways, FOUR, programs)
+    all_ways = list_layouts(small(batch), 4, 1)
+    made = plan_best_training("small", all_ways, FOUR, PROGRAMS)
     times = [
-        search_fitting_config("small", way, FOUR, programs).expected_seconds for way in all_ways
+        search_fitting_config("small", way, FOUR, PROGRAMS).expected_seconds for way in all_ways
     ]
     assert made.expected_seconds == min(times)
     e = made.requirements.config.execution
@@ -78,29 +80,28 @@ def test_a_layout_whose_bound_is_too_long_is_not_simulated(monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "_simulate_layout", seen)
     slow_links = replace(FOUR, link=1e5)
-    assert select_promising_layouts(list_layouts(small(), 4, 1), slow_links, VariantCache())
+    assert select_promising_layouts(list_layouts(small(), 4, 1), slow_links, PROGRAMS)
     assert simulated == [4, 2], "four copies exchange twice as much"
 
 
 def test_a_batch_that_feeds_the_devices_is_named() -> None:
     """Exchanging the gradients takes as long for one sample as for many."""
-    on, programs = replace(FOUR, link=1e8), VariantCache()
-    few = plan_best_training("small", list_layouts(small(4), 4, 1), on, programs)
-    told = with_batch_advice(few, programs).larger_batch
+    on = replace(FOUR, link=1e8)
+    few = plan_best_training("small", list_layouts(small(4), 4, 1), on, PROGRAMS)
+    told = with_batch_advice(few, PROGRAMS).larger_batch
     assert told is not None
-    enough = plan_best_training("small", list_layouts(small(told.samples), 4, 512), on, programs)
+    enough = plan_best_training("small", list_layouts(small(told.samples), 4, 512), on, PROGRAMS)
     rates = [n / made.expected_seconds for n, made in ((4, few), (told.samples, enough))]
     assert told.gain == pytest.approx(rates[1] / rates[0], 0.01)
     assert told.gain > 1.25
 
 
 def test_a_batch_that_is_large_enough_stays() -> None:
-    programs = VariantCache()
-    one = plan_best_training("small", [small(4)], FOUR, programs)
-    assert with_batch_advice(one, programs).larger_batch is None, "of one device"
+    one = plan_best_training("small", [small(4)], FOUR, PROGRAMS)
+    assert with_batch_advice(one, PROGRAMS).larger_batch is None, "of one device"
     slow = replace(FOUR, flops=dict.fromkeys(FOUR.flops, 1e9))
-    many = plan_best_training("small", list_layouts(small(64), 2, 16)[:1], slow, programs)
-    assert with_batch_advice(many, programs, has_explicit_layout=True).larger_batch is None
+    many = plan_best_training("small", list_layouts(small(64), 2, 16)[:1], slow, PROGRAMS)
+    assert with_batch_advice(many, PROGRAMS, has_explicit_layout=True).larger_batch is None
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def layout(*flags: str, count: int | None = None) -> tuple[int, int, int]:
     flags = (*model, "--micro_batch_size", "2", "--activations", "recompute", *flags)
     line = read_command_line("", "finetuning", "tiny", flags, loader=CONFIG_LOADER)
     e = resolve_auto_fields(
-        line, ("train",), trains=True, machine=FOUR, count=count
+        line, ("train",), trains=True, machine=FOUR, count=count, programs=PROGRAMS
     ).config.execution
     return e.data_parallel, e.tensor_parallel, e.micro_batch_size
 
@@ -152,7 +153,7 @@ def test_processors_share_the_batch() -> None:
 
 
 def test_a_plan_names_a_larger_batch() -> None:
-    made = plan_best_training("small", [small(4)], FOUR)
+    made = plan_best_training("small", [small(4)], FOUR, PROGRAMS)
     assert "small batch" not in format_report(made)
     few = replace(made, larger_batch=LargerBatchAdvice(64, 2.5))
     line = "4 samples a step are few for 1 devices: with --global_batch_size 64 about 2.5 times"

@@ -19,6 +19,8 @@ from tests.planning.presets import preset
 
 MICRO, SUMS = "execution.micro_batch_size", "training.gradient_dtype"
 LARGE = replace(machine("h100"), devices=1)
+PROGRAMS = VariantCache()
+"""Traced programs, which the tests share as the plans of one command do."""
 
 
 def small(
@@ -37,8 +39,8 @@ def small(
 
 
 def plan(config: RunConfig, on: Machine = LARGE) -> PlanReport:
-    made = make_report("small", finetuning_requirements(config, on.target), on)
-    return with_speed_advice(made, VariantCache())
+    made = make_report("small", finetuning_requirements(config, on.target, PROGRAMS), on)
+    return with_speed_advice(made, PROGRAMS)
 
 
 def advice(made: PlanReport) -> dict[str, tuple[str | int, float]]:
