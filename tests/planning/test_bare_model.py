@@ -31,7 +31,7 @@ LAYER, REST = 218_112_000, 1_050_677_248
 @pytest.mark.parametrize(
     ("layers", "machine", "fits", "precision"),
     [
-        (1, "rtx4090", True, "bfloat16"),
+        slow(1, "rtx4090", True, "bfloat16"),
         slow(32, "h200", True, "bfloat16"),
         # a host of 128 GB is too small for state and activations
         slow(32, "rtx4090", False, "bfloat16"),

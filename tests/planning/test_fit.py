@@ -122,7 +122,7 @@ def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    on = ["--machine", "t4", "--execution.activations", "recompute"]
+    on = ["--machine", "t4", "--execution.activations", "recompute", "--data_parallel", "1"]
     assert fit.main(["gptj_tiny", "--layers", "1", "--tokens", "1e6", *on]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["fits"] == "yes"

@@ -10,9 +10,10 @@ from planning.hardware.machines import machine
 from planning.report import make_report
 from planning.report_text import format_report
 from planning.requirements import finetuning_requirements
+from tests.slow import slow
 
 
-@pytest.mark.parametrize("name", ["laptop", "h100"])
+@pytest.mark.parametrize("name", ["laptop", slow("h100")])
 def test_runs_of_shorter_samples_are_simulated(name: str) -> None:
     overrides = {"model": {"layers": 2}, "data": {"length_buckets": "32,64,999"}}
     config = load_config(T5Config, "finetuning", "small", overrides)

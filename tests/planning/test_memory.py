@@ -34,7 +34,7 @@ WIDE = {"layers": 1, "hidden_size": 512}
     ("main", "preset", "state"),
     [
         slow(finetuning.main, "xxl_pod64", "184.2 GB remote buffers"),
-        (finetuning.main, "gptj_6B_gpu", "103.7 GB remote buffers"),
+        slow(finetuning.main, "gptj_6B_gpu", "103.7 GB remote buffers"),
         (inference.main, "gptj_6B_gpu", "73.6 GB remote buffers"),
     ],
 )

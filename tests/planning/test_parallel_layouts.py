@@ -19,6 +19,7 @@ from planning.report import LargerBatchAdvice
 from planning.report_text import format_report
 from terminal.command_line import read_command_line
 from tests.planning.presets import preset
+from tests.slow import slow
 
 FOUR = replace(machine("t4"), memory=1e9, host_memory=1e9, devices=4)
 PROGRAMS = VariantCache()
@@ -57,7 +58,7 @@ def test_fewer_devices_where_not_all_can_share() -> None:
     assert ways(small(), 7) == ways(small(), 4), "7, 6 and 5 share neither 8 samples nor 4 heads"
 
 
-@pytest.mark.parametrize(("batch", "best"), [(8, (4, 1)), (2, (1, 4))])
+@pytest.mark.parametrize(("batch", "best"), [slow(8, (4, 1)), (2, (1, 4))])
 def test_no_layout_is_faster_than_the_chosen_one(batch: int, best: tuple[int, int]) -> None:
     all_ways = list_layouts(small(batch), 4, 1)
     made = plan_best_training("small", all_ways, FOUR, PROGRAMS)

@@ -153,7 +153,8 @@ def test_the_hardware_table_is_complete() -> None:
 
 
 # ---- command lines ------------------------------------------------------------------------------
-SMALL = ("--layers", "1", "--execution.activations", "recompute")
+SMALL = ("--layers", "1", "--execution.activations", "recompute", "--data_parallel", "1")
+"""One program to simulate, on one device if nothing else is said."""
 
 
 def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,7 @@ def test_a_plan_that_does_not_fit_names_the_micro_batch_with_which_it_does() -> 
     assert taken.expected_seconds <= 1.005 * seconds
 
 
+@pytest.mark.slow
 def test_a_plan_of_rounded_sums_names_the_faster_ones() -> None:
     """They are rounded once a pass."""
     made = plan(small(1, 4, 2048, 1, gradient_dtype="bfloat16"))
