@@ -79,6 +79,9 @@ SMALL_MOMENTS = {"training.optimizer.state": "bfloat16"}
 SAME_STATE = {**SMALL_MOMENTS, "training.gradient_dtype": "bfloat16"}
 """Settings of ours with which its state is as large as that of torch and LLMQ."""
 
+LARGER_MICRO_BATCHES = (PeerWork("GPT-J 6B", "gptj_6B_gpu", {"execution.micro_batch_size": 16}),)
+"""Work of ours that is only planned: an H200 has room for it, an H100 is slower with it."""
+
 PeerRun = tuple[str, PeerWork]
 """A program, and what it does."""
 
@@ -306,6 +309,8 @@ def record_from_arguments(arguments: Sequence[str]) -> None:
         from benchmarks.peer_plans import MACHINES, format_plans, record_plans
 
         works = [work for program, work in peer_runs if program == OURS]
+        models = {work.model for work in works}
+        works += [work for work in LARGER_MICRO_BATCHES if work.model in models]
         print(format_plans(record_plans(args.peers, works, args.machine or MACHINES)))
         return
     device = "cpu" if args.tiny else "auto"
