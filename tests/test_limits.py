@@ -326,7 +326,8 @@ LAYERS = (
     *("_run", "plan", "session"),
 )
 # Modules outside the folders are the IR, as programs import it, but for these.
-LAYER_OF = {name: name for name in LAYERS} | {"custom": "ops", "hardware": "session"}
+ABOVE_THE_IR = {"custom": "ops", "hardware": "session", "timing": "_run"}
+LAYER_OF = {name: name for name in LAYERS} | ABOVE_THE_IR
 
 
 def layer_of(module: str) -> int:
