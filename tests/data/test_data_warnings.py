@@ -25,6 +25,7 @@ from data.task import SAMPLE_FOLDER
 from data.tokenize_worker import tokenize_split
 from run.answers.generate import prompts_from_file
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
+from tests.data.corpora import few_rows
 from tests.data.published_templates import (
     ANNA,
     ASKS,
@@ -201,7 +202,8 @@ def test_columns_of_texts_that_nobody_reads_are_said(tmp_path, capsys, one, more
         assert f"line 1: {value})" in found
 
 
-def test_the_columns_of_the_sample_are_known(capsys):
+def test_the_columns_of_the_sample_are_known(tmp_path, monkeypatch, capsys):
+    few_rows(monkeypatch, tmp_path, train=100, validation=10)
     given = {"data": {"dataset": "sample"}}
     data = Pipeline(load_config(GPTJConfig, "finetuning", "gptj_tiny", given), CAUSAL_LM)
     assert "columns" not in said(capsys, data)

@@ -16,7 +16,7 @@ from data.causal_lm import CAUSAL_LM
 from data.pipeline import Pipeline
 from data.task import SAMPLE_FOLDER, task_from_config
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer
-from tests.data.corpora import sample_tokenizer
+from tests.data.corpora import few_rows, sample_tokenizer
 
 TOKENIZER = str(SAMPLE_FOLDER / "gptj_tokenizer")
 
@@ -70,7 +70,8 @@ def test_templates_of_ones_own_are_joined_as_they_are_and_a_separator_brings_a_s
     assert text_of(pipeline(file, separator=" so:")) == "Who? so: Anna"
 
 
-def test_the_sample_keeps_its_separator():
+def test_the_sample_keeps_its_separator(tmp_path, monkeypatch):
+    few_rows(monkeypatch, tmp_path, train=3, validation=3)
     config = GPTJConfig.from_dict({"model": MODEL, "data": {"dataset": "sample"}})
     data = Pipeline(config, CAUSAL_LM)
     assert data.read_corpus("train").examples[0].prompt.endswith(" target:")
