@@ -46,6 +46,26 @@ def facts() -> dict[str, Any]:
 
 SUPPORTED = [name for name, fact in facts().items() if fact.get("supported", True)]
 OTHERS = [name for name in facts() if name not in SUPPORTED]
+UNREAD = {"_name_or_path", "transformers_version", "task_specific_params", "id2label", "label2id"}
+
+
+def _form_of(setting: Any) -> Any:
+    """A setting of config.json with each number, a size or a rate, as 0."""
+    if isinstance(setting, dict):
+        return {name: _form_of(x) for name, x in setting.items() if name not in UNREAD}
+    if isinstance(setting, list):
+        return [_form_of(x) for x in setting]
+    return 0 if type(setting) in (int, float) else setting
+
+
+@cache
+def forms() -> dict[str, list[str]]:
+    """Models by all that tells them apart but numbers: those of a form are read in one way."""
+    found: dict[str, list[str]] = {}
+    for name in SUPPORTED:
+        form = [_form_of(small(facts()[name]["config"])), facts()[name].get("extra")]
+        found.setdefault(json.dumps(form, sort_keys=True), []).append(name)
+    return found
 
 
 def small(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from run.model_weights import read_weights
 from sessions.loss_evaluation import LossSession
 from tests.huggingface.published import (
     OTHERS,
-    SUPPORTED,
     class_of,
     extra_tensors,
     facts,
+    forms,
     make_folder,
 )
 from tests.modelling.torch_training import named_by_hf
@@ -68,7 +68,9 @@ COPIES = {"lm_head.weight", *TABLES, *(f"model.{name}" for name in TABLES)}
 """Names that transformers has besides for a tied embedding."""
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize(
+    "name", [name for first, *more in forms().values() for name in (first, *map(slow, more))]
+)
 def test_a_published_model_loads(name: str, tmp_path: Path) -> None:
     make_folder(name, tmp_path)
     found, expected = ours(tmp_path), theirs(tmp_path)
