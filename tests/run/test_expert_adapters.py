@@ -105,15 +105,23 @@ def run(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_peft_loads_what_a_run_writes(run: Path, bases: dict[str, Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(run: Path) -> Path:
+    """The run's model with its adapters merged."""
+    folder = run.with_name("whole")
+    assert run_export.main(["--load", str(run), "--merge", "--save-hf", str(folder)]) == 0
+    return folder
+
+
+def test_peft_loads_what_a_run_writes(
+    run: Path, whole: Path, bases: dict[str, Path], tmp_path: Path
+) -> None:
     """PEFT's model computes the same as the merged model, and not as the base."""
-    for more in ((), ("--merge",)):
-        out = str(tmp_path / ("whole" if more else "adapter"))
-        assert run_export.main(["--load", str(run), "--save-hf", out, *more]) == 0
+    assert run_export.main(["--load", str(run), "--save-hf", str(tmp_path / "adapter")]) == 0
     settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert settings["target_modules"] == []
     model = peft.PeftModel.from_pretrained(model_in(bases["qwen3_moe"]), tmp_path / "adapter")
-    merged = logits(model_in(tmp_path / "whole"))
+    merged = logits(model_in(whole))
     np.testing.assert_allclose(logits(model.eval()), merged, rtol=1e-4, atol=1e-5)
     assert np.abs(merged - logits(model_in(bases["qwen3_moe"]))).max() > 1e-3
 
@@ -121,17 +129,15 @@ def test_peft_loads_what_a_run_writes(run: Path, bases: dict[str, Path], tmp_pat
 @pytest.mark.parametrize(
     "more",
     [
-        ("--generation.weights", "resident"),
+        slow(("--generation.weights", "resident")),
         ("--generation.weights", "streamed", "--execution.expert_groups", "2"),
     ],
 )
 def test_a_run_writes_what_its_merged_model_does(
-    more: tuple[str, ...], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], run: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    merge = ["--load", str(run), "--merge", "--save-hf", str(tmp_path / "whole")]
-    assert run_export.main(merge) == 0
     answers = []
-    for source in (run, tmp_path / "whole"):
+    for source in (run, whole):
         capsys.readouterr()
         few = ("--generation.max_tokens", "8", "--no_template", *more)
         assert run_generation.main(["--load", str(source), *few, "what is 3?"]) == 0

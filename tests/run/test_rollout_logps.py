@@ -94,6 +94,7 @@ def test_a_run_that_was_stopped_resumes_against_the_same(
     check_equal(weights_of(tmp_path / "run"), weights_of(whole))
 
 
+@pytest.mark.slow  # test_reference_logps.py kills a pass of the same code
 def test_a_pass_that_is_killed_is_resumed(run, base, rows, tmp_path, monkeypatch) -> None:
     stats = LossSession.loss_stats
 

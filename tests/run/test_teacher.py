@@ -85,6 +85,7 @@ def test_a_run_tells_of_its_teacher_and_keeps_the_best(run: Path, capsys: Any) -
     assert "samples to compute" not in capsys.readouterr().err
 
 
+@pytest.mark.slow  # test_reference_logps.py kills a pass of the same code
 def test_a_pass_that_was_killed_goes_on(run, teacher, rows, tmp_path, monkeypatch, capsys) -> None:
     texts, done = LossSession.loss_stats, []
 

@@ -224,7 +224,7 @@ def test_a_tied_weight_is_meant_by_each_of_its_names(
     ("weights", "name", "tied"),
     [
         ("resident", "lm_head", {}),
-        ("resident", "embed_tokens", TIED),
+        slow("resident", "embed_tokens", TIED),
         ("streamed", "embed_tokens", TIED),
         slow("streamed", "lm_head", {}),
         slow("streamed", "embed_tokens", {}),
