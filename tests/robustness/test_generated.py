@@ -61,7 +61,7 @@ def number(quick: int, thorough: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cases", [quick, slow(thorough)])
 
 
-dear, middling, cheap = number(4, 300), number(5, 400), number(10, 1500)
+dear, middling, cheap = number(3, 300), number(3, 400), number(5, 1500)
 
 
 @pytest.fixture(scope="module")
