@@ -19,10 +19,8 @@ from checkpoints.step_folders import list_step_folders
 from run.records.metrics_jsonl import read_metrics
 from tests import small_runs
 from tests.run.test_reference_logps import DPO
-from tests.small_runs import BATCH, GPTJ, RATE, finetuning
+from tests.small_runs import DECODER_TRAINING, GPTJ, RATE, finetuning
 
-MODEL = ("--config", "gptj_tiny", "--layers", "2", "--hidden_size", "32", "--heads", "4")
-TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
 NORMS = ("--training.trainable", "head.norm", "*ln_1")
 ADAPTER = ("--adapter.rank", "2", "--adapter.targets", "q_proj", "v_proj")
 NEW = ("--checkpoint.load_optimizer", "false")
@@ -31,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("few")
 
 
 def train(folder: Path, *arguments: str) -> int:
-    return small_runs.train(folder, *TRAINING, *arguments)
+    return small_runs.train(folder, *DECODER_TRAINING, *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from run.checkpoint_mirror import CheckpointMirror
 from run.records.metrics_jsonl import read_metrics
 from terminal.interrupts import Interrupted, handle_signals
 from tests.run.saved import digests
-from tests.small_runs import TRAINING, few_examples
+from tests.small_runs import DECODER_TRAINING, few_examples
 
 
 def steps_in(folder: Path, *steps: int) -> list[Path]:
@@ -162,7 +162,7 @@ def test_the_owner_shows_that_it_lives(tmp_path, address, monkeypatch):
 def test_a_run_that_has_not_mirrored_its_last_step(tmp_path, executables, monkeypatch, capsys):
     """Its exit code says so, and the same command copies it."""
     address, save = f"memory://{tmp_path.name}/run", str(tmp_path / "run")
-    flags = [*TRAINING, "--steps", "2", "--save", save, "--checkpoint.mirror", address]
+    flags = [*DECODER_TRAINING, "--steps", "2", "--save", save, "--checkpoint.mirror", address]
     monkeypatch.setattr(checkpoint_mirror, "RETRY_SECONDS", ())
 
     def refuse(*_: object) -> None:
@@ -188,7 +188,7 @@ def test_a_run_that_has_not_mirrored_its_last_step(tmp_path, executables, monkey
 
 
 def train(*flags: str) -> None:
-    assert run_finetuning.main([*TRAINING, "--checkpoint.steps", "2", *flags]) == 0
+    assert run_finetuning.main([*DECODER_TRAINING, "--checkpoint.steps", "2", *flags]) == 0
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import run_finetuning
 from checkpoints.step_folders import list_step_folders
 from popxl._run.program import Program
 from tests.run.saved import digests
-from tests.small_runs import TRAINING, train
+from tests.small_runs import DECODER_TRAINING, train
 
-STEPS = (*TRAINING, "--steps", "4")
+STEPS = (*DECODER_TRAINING, "--steps", "4")
 FULL = (
     "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3.04GiB with allocator GPU_0_bfc "
     "on device 0. [executable_name='jit_popxl_segment']"
@@ -47,8 +47,8 @@ def test_the_last_checkpoint_is_left_and_a_run_resumes(monkeypatch, tmp_path, ca
         fill_devices(patch, run=3)
         assert train(folder, *STEPS) == 2
     assert error_of(capsys) == (
-        "error: preset 'tiny': the memory of the devices is full: Out of memory while trying to "
-        "allocate 3.04GiB: lower --micro_batch_size or --execution.micro_batches_per_pass, "
+        "error: preset 'gptj_tiny': the memory of the devices is full: Out of memory while trying "
+        "to allocate 3.04GiB: lower --micro_batch_size or --execution.micro_batches_per_pass, "
         "recompute with --activations recompute, or leave state in host memory with "
         f"--execution.placement host; step 2 is saved in {folder}, where a run resumes"
     )
