@@ -35,12 +35,13 @@ from benchmarks import device as device_benchmark
 from checkpoints import CheckpointWarning, load_checkpoint
 from data.task import SAMPLE_FOLDER
 from planning.hardware.matrix_rate import measure_matmul_rate
-from run import generated_data_benchmark
+from run import generated_data_benchmark, model_card
 from run.records import metrics_logger
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics_jsonl import read_metrics
 from tests.children import PYTHON_PATH
 from tests.data.corpora import few_rows, sample_examples, sample_tokenizer
+from tests.slow import slow
 from tests.small_runs import BATCH, MODEL, TRAINING
 
 ROOT = Path(__file__).parent.parent
@@ -56,14 +57,16 @@ def what_is_shared(executables, tmp_path_factory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
         few_rows(patch, tmp_path_factory.mktemp("sample"), **ROWS)
-        patch.setattr(metrics_logger, "draw_loss_curve", lambda *_: None)
+        for drawing in (metrics_logger, model_card):
+            patch.setattr(drawing, "draw_loss_curve", lambda *_: None)
         yield
 
 
 @pytest.fixture
 def curves(monkeypatch) -> None:
     """Draw the loss curves of runs."""
-    monkeypatch.setattr(metrics_logger, "draw_loss_curve", draw_loss_curve)
+    for drawing in (metrics_logger, model_card):
+        monkeypatch.setattr(drawing, "draw_loss_curve", draw_loss_curve)
 
 
 @pytest.fixture(scope="module")
@@ -347,8 +350,8 @@ def resumed(folder: Path, capsys, *arguments: str) -> str:
     return found[0]
 
 
-def test_every_advice_on_a_run_that_is_complete_is_taken(trained, copy, tmp_path, capsys):
-    """Of one that is loaded, and of one that is saved."""
+def test_every_advice_on_a_run_that_is_complete(trained, copy, tmp_path, capsys):
+    """Of one that is loaded, and of one that is saved; of that one advice is taken."""
     load, save = ("--load", str(trained)), ("--save", str(copy))
     said = resumed(tmp_path, capsys, *load)
     assert said == (
@@ -359,12 +362,18 @@ def test_every_advice_on_a_run_that_is_complete_is_taken(trained, copy, tmp_path
     anew = ("--checkpoint.load_optimizer", "false", "--steps", "2")
     weights = f"starting from the weights of step 8 in {trained}"
     assert resumed(tmp_path, capsys, *load, *anew) == weights
-    assert resumed(tmp_path, capsys, *load, "--steps", "9") == f"starting from step 8 in {trained}"
     assert resumed(tmp_path, capsys, *save).endswith(
         "raise --steps to resume it; --overwrite starts over"
     )
     within = resumed(tmp_path, capsys, *save, "--load", str(copy))
     assert within.endswith("false, with another --save starts a new run from its weights")
+
+
+@pytest.mark.slow  # three runs; by default other tests resume runs and start over
+@pytest.mark.quickly
+def test_other_advice_on_a_run_that_is_complete_is_taken(trained, copy, tmp_path, capsys):
+    load, save = ("--load", str(trained)), ("--save", str(copy))
+    assert resumed(tmp_path, capsys, *load, "--steps", "9") == f"starting from step 8 in {trained}"
     assert resumed(copy, capsys, *save, "--steps", "9") == f"starting from step 8 in {copy}"
     over = resumed(copy, capsys, *TRAINING, *save, "--overwrite", "--steps", "2")
     assert over == "starting from random weights"
@@ -587,20 +596,19 @@ def test_a_run_continues_from_one_of_its_steps_and_a_profile_changes_nothing(
     assert "--profile 2 takes 7 steps of training, but 4 are left: raise --steps" in said
 
 
-def test_a_profile_that_nobody_saves_ends_the_run(tmp_path, capsys):
+@pytest.mark.parametrize("length", [slow(("--steps", "2")), ("--epochs", "300")])
+def test_a_profile_that_nobody_saves_ends_the_run(length, tmp_path, capsys):
     """And no evaluation follows it."""
     evaluates = ("--eval.steps", "2", "--checkpoint.keep_best", "loss")
-    for length in (("--epochs", "300"), ("--steps", "2")):
-        folder = tmp_path / "-".join(length)
-        run = (*TRAINING, *length, *evaluates, "--run-dir", str(folder), "--profile", "2")
-        assert run_finetuning.main([*run]) == 0
-        rows = read_metrics(folder / "metrics.jsonl")
-        assert len(rows) == 7
-        assert not any("eval_loss" in row for row in rows)
-        said = capsys.readouterr().err
-        assert "--profile 2 trains 7 steps, and nothing is saved: --save DIR trains all" in said
-        assert "profiled runs 2 to 7 of the program: 2 as they are, 2 phase by phase, 2 " in said
-        assert (folder / "profile" / "phases.txt").is_file()
+    run = (*TRAINING, *length, *evaluates, "--run-dir", str(tmp_path), "--profile", "2")
+    assert run_finetuning.main([*run]) == 0
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert len(rows) == 7
+    assert not any("eval_loss" in row for row in rows)
+    said = capsys.readouterr().err
+    assert "--profile 2 trains 7 steps, and nothing is saved: --save DIR trains all" in said
+    assert "profiled runs 2 to 7 of the program: 2 as they are, 2 phase by phase, 2 " in said
+    assert (tmp_path / "profile" / "phases.txt").is_file()
 
 
 def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
