@@ -63,7 +63,7 @@ RECORDS = [
     OpRecord("fp8_linear_current",
              lambda x, w, b: ops.fp8.linear(x, w, bias=b, rule=ops.fp8.ScaleRule()),
              [COARSE, COARSE.T, ROW], lambda x, w, b: x @ w + b,
-             ("float32", "float16", "bfloat16"), False, NO_FLOAT8),
+             ("float32",), False, NO_FLOAT8, more=("float16", "bfloat16")),
     OpRecord("conv_pow2scaled", _convolved(ops.conv_pow2scaled, padding=(1, 1, 1, 1)),
              [IMAGE, KERNEL, UP], lambda x, w, s: F.conv2d(x, w, padding=1) * 64,
              ("float32",), False, ONLY_FORWARD, outputs=("float16",)),

@@ -32,10 +32,13 @@ def _grouped(sizes: list[int]) -> Callable[..., torch.Tensor]:
 
 
 def _record(name: str, build: Any, inputs: list[np.ndarray], reference: Any) -> OpRecord:
-    """In half types where few loops over tiles are compiled; in all of them, once."""
-    half = {"": HALF, "_picked": HALF[:1], "_added": HALF[1:]}.get(name, ())
+    """In half types where few loops over tiles are compiled; of slow tests, in all."""
+    half = {"": HALF[:1], "_added": HALF[1:]}.get(name, ())
     more = () if name.endswith("tiles") else tuple(t for t in HALF if t not in half)
-    return OpRecord(f"grouped_matmul{name}", build, inputs, reference, ("float32", *half),
+    dtypes = ("float32", *half)
+    if name in ("_tiles", "_joined"):  # also in "_picked_tiles" and "_joined_transpose_tiles"
+        dtypes, more = (), ("float32", *more)
+    return OpRecord(f"grouped_matmul{name}", build, inputs, reference, dtypes,
                     tolerance=4, why="sums of hundreds of rows", more=more)  # fmt: skip
 
 

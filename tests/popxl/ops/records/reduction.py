@@ -28,7 +28,8 @@ def _reduction(name, op, reference, x=A, dtypes=("float32",), all_ways=False):
             lambda t, a=args, k=kwargs: op(t, *a, **k),
             [x],
             lambda t, a=axes, k=keep: reference(t, a, k),
-            dtypes,
+            dtypes[:2] if label else dtypes,
+            more=dtypes[2:] if label else (),
         )
         for label, (args, kwargs, axes, keep) in ways.items()
         if all_ways or label in ("", "_list")
