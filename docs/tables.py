@@ -71,9 +71,10 @@ _HF = re.compile(r" (HF|PEFT): .*")
 
 def _field_rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
     """Returns the Markdown table row (flag, meaning) of each config field, by dotted name."""
+    default = section()  # once: it checks all values
     return {
         leaf.path: (
-            f"`--{shortest_flag(leaf.path)}{_format_default(section, leaf)}`",
+            f"`--{shortest_flag(leaf.path)}{_format_default(default, leaf)}`",
             _HF.sub("", leaf.doc),
         )
         for leaf in config_fields(section)
@@ -110,9 +111,9 @@ def _decoder_rows() -> list[tuple[str, str]]:
     return [row for row in first if row in second]
 
 
-def _format_default(section: type[ConfigSection], leaf: ConfigField) -> str:
+def _format_default(default: ConfigSection, leaf: ConfigField) -> str:
     """Format a config field's default as it is written after a flag; "" for null."""
-    value: object = section()
+    value: object = default
     for name in leaf.path.split("."):
         value = getattr(value, name)
     match value:
