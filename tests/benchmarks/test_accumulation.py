@@ -90,19 +90,19 @@ DOCUMENT = ("--layers", "12", "--hidden_size", "768", "--sequence_length", "512"
 
 def test_a_plan_counts_reductions_and_their_seconds(capsys):
     """A reduction for each weight: 8 of a GPT-J layer and 5 around the layers."""
-    size = ("--layers", "3", "--hidden_size", "32", "--vocabulary", "64", "--batch", "64")
+    size = ("--layers", "2", "--hidden_size", "32", "--vocabulary", "64", "--batch", "64")
     assert main([*size, "--devices", "2", "--counts", "4", "8", "--plan"]) == 0
     rows = [[cell.strip() for cell in line.split("|")]
             for line in capsys.readouterr().out.splitlines()[2:]]  # fmt: skip
     assert [(format_row[0], format_row[1], format_row[4]) for format_row in rows] == [
-        ("4", "116", "29"),
-        ("8", "232", "29"),
+        ("4", "84", "21"),
+        ("8", "168", "21"),
     ]
     assert [format_row[7] for format_row in rows] == ["-", "-"]
     (plan,) = plan_reductions(
-        ModelAndBatchSize(layers=3, hidden=32, batch=64), [4], 2, machine("h100")
+        ModelAndBatchSize(layers=2, hidden=32, batch=64), [4], 2, machine("h100")
     )
-    weights = 2 * 32 * 512 + 512 + 64 + 3 * (64 + 4 * 32 * 32 + 2 * 32 * 128 + 32 + 128)
+    weights = 2 * 32 * 512 + 512 + 64 + 2 * (64 + 4 * 32 * 32 + 2 * 32 * 128 + 32 + 128)
     assert plan.local.nbytes == 4 * weights
     assert plan.naive.sent == plan.naive.nbytes == 4 * plan.local.nbytes, "two send a half twice"
     assert plan.naive.seconds == pytest.approx(plan.naive.sent / (0.8 * 450e9))

@@ -44,7 +44,7 @@ T5 = PeerWork("t", "tiny", {"execution.micro_batch_size": 4}, 288)
 @pytest.mark.parametrize(
     "work",
     [
-        pytest.param(QWEN, id="Qwen"),
+        pytest.param(QWEN, id="Qwen", marks=pytest.mark.slow),
         pytest.param(replace(QWEN, packed=True), id="Qwen, packed"),
         pytest.param(GPTJ, id="GPT-J", marks=pytest.mark.slow),
         pytest.param(replace(GPTJ, packed=True), id="GPT-J, packed"),

@@ -12,6 +12,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl.session import Session
+from tests.slow import slow
 
 
 class Program(NamedTuple):
@@ -58,8 +59,17 @@ def expected(lengths: list[int]) -> tuple[np.ndarray, list[np.ndarray]]:
     return weight, outputs
 
 
-@pytest.mark.parametrize("placed", ["host", "device", "disk"])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("placed", "replicas"),
+    [
+        ("host", 1),
+        ("device", 1),
+        ("disk", 2),
+        slow("host", 2),
+        slow("device", 2),
+        slow("disk", 1),
+    ],
+)
 def test_programs_of_other_lengths_run_on_one_state(
     placed: str, replicas: int, tmp_path: Path
 ) -> None:

@@ -92,7 +92,7 @@ GRADIENTS = {f: partial(gradient, f) for f in PROGRAMS}
     [
         chain,
         GRADIENTS[chain],
-        GRADIENTS[residual],
+        slow(GRADIENTS[residual]),
         slow(running_sum),
         *map(slow, PROGRAMS[2:]),
         *(slow(GRADIENTS[f]) for f in (running_sum, turned_between, calls, tree)),

@@ -26,7 +26,7 @@ from tests.slow import slow
 
 SIZES = [4, 4, 4, 1, 0]  # rows and columns of a program's tensors
 ENTRIES = 3
-SEEDS = [*range(3), *(slow(i) for i in range(3, 300))]
+SEEDS = [0, 1, *(slow(i) for i in range(2, 300))]
 MORE = range(300, 1500, 100)  # hundreds of programs in one slow test
 
 
@@ -339,7 +339,7 @@ def test_random_programs_say_that_an_entry_is_not_there(seed):
     ("with_entries", "seed"),
     [
         (entries, seed) if seed in some else slow(entries, seed)
-        for entries, some in ((False, (1, 5)), (True, (0, 1, 2)))
+        for entries, some in ((False, (5,)), (True, (0, 2)))
         for seed in range(300)
     ],
 )

@@ -22,7 +22,7 @@ from tests.popxl.programs import store, together
 from tests.slow import slow
 
 pytestmark = pytest.mark.usefixtures("cached")
-SEEDS = [*range(5), *(slow(i) for i in range(5, 400))]
+SEEDS = [*range(3), *(slow(i) for i in range(3, 400))]
 ACTIONS = 25
 DTYPES = [popxl.float32, popxl.float16, popxl.int8, popxl.int16, popxl.int32, popxl.uint32]
 KINDS = ["variable", "remote", "sharded", "remote sharded"]

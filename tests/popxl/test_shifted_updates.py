@@ -148,6 +148,6 @@ def _check(seed: int) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(slow(i) for i in range(3, 60))])
+@pytest.mark.parametrize("seed", [0, 1, *(slow(i) for i in range(2, 60))])
 def test_updates_with_parts_of_themselves(seed):
     _check(seed)

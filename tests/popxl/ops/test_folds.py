@@ -10,6 +10,7 @@ import pytest
 import popxl
 from popxl import ops
 from tests.popxl.compiled import optimised
+from tests.slow import slow
 
 
 def _run(x: np.ndarray, *builds) -> tuple[list[np.ndarray], str]:
@@ -28,7 +29,10 @@ def _run(x: np.ndarray, *builds) -> tuple[list[np.ndarray], str]:
         return [found[out] for out in outs], optimised(session)
 
 
-SHAPES = [(2, 3), (5, 64), (7, 96), (3, 100), (6, 512), (4, 2, 1024), (1 << 14, 33)]
+SHAPES = [
+    *((2, 3), (5, 64), (3, 100), (4, 2, 1024), (1 << 14, 33)),
+    *(slow(shape) for shape in ((7, 96), (6, 512))),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

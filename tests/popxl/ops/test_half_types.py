@@ -124,8 +124,8 @@ def _check_rounded(found: np.ndarray, expected: np.ndarray, dtype: popxl.dtype) 
     ("name", "dtype"),
     [
         *((name, popxl.float16) for name in CASES),
-        *((name, popxl.bfloat16) for name in ("mean", "logsumexp", "loss")),
-        *(slow(n, popxl.bfloat16) for n in CASES if n not in ("mean", "logsumexp", "loss")),
+        ("logsumexp", popxl.bfloat16),
+        *(slow(name, popxl.bfloat16) for name in CASES if name != "logsumexp"),
     ],
     ids=str,
 )
@@ -150,7 +150,7 @@ DRAWN: dict[str, tuple[Function, Function]] = {
     "max": (ops.max, lambda t, axes, keep: t.amax(axes, keepdim=keep)),
 }
 SHAPES = [(1000003,), (2, 500009), (1009, 991), (1, 7, 142867), (17, 241, 251), (3, 1, 333337)]
-SEEDS = [*range(4), *(slow(i) for i in range(4, 200))]
+SEEDS = [0, 1, *(slow(i) for i in range(2, 200))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

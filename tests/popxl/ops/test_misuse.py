@@ -15,7 +15,7 @@ from tests.popxl.ops.test_records import CASES
 from tests.slow import slow
 
 DTYPES = ("float32", "float16", "int32", "uint32", "uint8", "bool", "float8_143", "float8_e4m3fn")
-SHARE = 8  # one test tries each SHARE-th
+SHARE = 16  # one test tries each SHARE-th
 # Words of Python and JAX about their own functions.
 FOREIGN = re.compile(
     r"fori_loop|jnp\.|lax\.|no identity|index out of range|empty sequence|has no attribute|"
