@@ -247,7 +247,7 @@ def text_of(ir: popxl.Ir) -> str:
     return f"{ir}{tiles}{[c._data.tobytes() for graph in graphs for c in graph.constants]}"
 
 
-QUICK = ("common", "delayed", "current", "written", "preferences", "sample")
+QUICK = ("common", "current", "written", "preferences")
 
 
 def bases(*programs: str) -> list[Any]:

@@ -29,6 +29,7 @@ from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.torch_training import Reference, check_training, logical
 from tests.planning.presets import preset
+from tests.slow import slow
 
 STEPS = 3
 
@@ -93,7 +94,7 @@ CHOICES: dict[str, tuple[dict[str, str], str]] = {
     "phi3/last layers": ({"trainable": "model.layers.1,model.layers.2"}, r"layers\.[12]"),
     "phi3/attention": ({"trainable": "*qkv_proj*"}, "qkv_proj"),
 }
-IN_BRIEF = {"t5/last layers": (1, 1), "gemma2/every other": (1, 1), "phi3/attention": (2, 2)}
+IN_BRIEF = {"t5/last layers": (1, 1), "gptj/every other": (1, 1), "phi3/attention": (2, 2)}
 
 
 def chosen(config: RunConfig, **training: Any) -> Any:
@@ -202,7 +203,7 @@ def test_products_of_frozen_weights_gradients_are_not_computed() -> None:
     assert "embeddings/backward" not in parts
 
 
-@pytest.mark.parametrize("name", ["xxl_pod64", "gptj_6B_1024_pod64"])
+@pytest.mark.parametrize("name", ["xxl_pod64", slow("gptj_6B_1024_pod64")])
 def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
     """2 bytes of a frozen weight; 12 more of one that is trained; rows of the trained layers."""
     trained = "decoder.22,decoder.23" if name.startswith("xxl") else "layer.26,layer.27"
