@@ -21,11 +21,19 @@ from tests.modelling.test_passes import all_on_disk
 from tests.modelling.torch_training import logical
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # the longest program is that of padded samples
+
 STEPS, RATE = 4, 3e-3
+SHARED = {"update": "deferred", "activations": "recompute"}
+"""Of the default cases, so that both have the same programs."""
 
 
 def with_buckets(config: RunConfig, lengths: str = "8") -> RunConfig:
     return config.with_values({"data.length_buckets": lengths})
+
+
+def in_section(config: RunConfig, section: str, fields: dict[str, Any]) -> RunConfig:
+    return config.with_values({f"{section}.{name}": value for name, value in fields.items()})
 
 
 def t5_config(*split: int) -> RunConfig:
@@ -54,19 +62,20 @@ def train(config: RunConfig, weights: Any, given: list[Any]) -> tuple[list[float
 
 
 @pytest.mark.parametrize(
-    ("family", "dp", "tp", "micro_batch", "execution"),
+    ("family", "dp", "tp", "micro_batch", "execution", "lengths"),
     [
-        ("t5", 1, 2, 8, {"update": "deferred", "activations": "recompute"}),
-        slow("t5", 2, 2, 4, {"update": "deferred", "micro_batches_per_pass": 1}),
-        slow("t5", 1, 1, 4, {"micro_batches_per_pass": 1, "activations": "keep"}),
-        slow("t5", 1, 2, 8, {"rts_activations": True, "micro_batches_per_pass": 1}),
-        slow("umt5", 1, 2, 4, {"resident_layers": 1}),
-        slow("bart", 2, 1, 4, {"update": "deferred"}),
-        slow("bart", 1, 2, 2, {"attention": "fused"}),
+        ("t5", 1, 2, 8, SHARED, "8"),
+        slow("t5", 1, 2, 8, SHARED, "4,8"),
+        slow("t5", 2, 2, 4, {"update": "deferred", "micro_batches_per_pass": 1}, "4,8"),
+        slow("t5", 1, 1, 4, {"micro_batches_per_pass": 1, "activations": "keep"}, "4,8"),
+        slow("t5", 1, 2, 8, {"rts_activations": True, "micro_batches_per_pass": 1}, "4,8"),
+        slow("umt5", 1, 2, 4, {"resident_layers": 1}, "4,8"),
+        slow("bart", 2, 1, 4, {"update": "deferred"}, "4,8"),
+        slow("bart", 1, 2, 2, {"attention": "fused"}, "4,8"),
     ],
 )
 def test_losses_and_weights_are_those_of_padded_samples(
-    family: str, dp: int, tp: int, micro_batch: int, execution: dict[str, Any]
+    family: str, dp: int, tp: int, micro_batch: int, execution: dict[str, Any], lengths: str
 ) -> None:
     """The state passes from one program to another: weights, moments, pending updates."""
     config, model, batch = {
@@ -77,21 +86,24 @@ def test_losses_and_weights_are_those_of_padded_samples(
         ),
     }[family]()  # fmt: skip
     weights = bart.weights_of(model) if family == "bart" else logical(model)
-    config = config.with_values({f"execution.{n}": value for n, value in execution.items()})
+    config = in_section(config, "execution", execution)
     given = batches(config, batch(1)[0])
     losses, state = train(config, weights, given)
-    ours, ours_state = train(with_buckets(config, "4,8"), weights, given)
+    ours, ours_state = train(with_buckets(config, lengths), weights, given)
     np.testing.assert_allclose(ours, losses, rtol=3e-6)
     assert ours_state.keys() == state.keys()
     for name, value in state.items():
         np.testing.assert_allclose(ours_state[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("update", ["deferred", slow("end")])
-def test_a_run_continues_bit_for_bit(update: str) -> None:
+@pytest.mark.parametrize(
+    ("tp", "execution", "dropout"),
+    [(2, SHARED, 0.0), slow(1, {"update": "deferred"}, 0.1), slow(1, {"update": "end"}, 0.1)],
+)
+def test_a_run_continues_bit_for_bit(tp: int, execution: dict[str, Any], dropout: float) -> None:
     """Whichever program ran last."""
-    config = with_buckets(t5_config(1, 1, 8))
-    config = config.with_values({"model.dropout_prob": 0.1, "execution.update": update})
+    config = with_buckets(in_section(t5_config(1, tp, 8), "execution", execution))
+    config = config.with_values({"model.dropout_prob": dropout})
     given = batches(config, t5.batches(1)[0])
 
     def run(model: TrainingSession, first: int, last: int) -> None:

@@ -47,10 +47,10 @@ def tiny_config(preset: str, update: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("preset", "has_two_memories"),
     [
-        pytest.param("tiny", True, id="tiny, as on a GPU"),
+        pytest.param("gptj_tiny", True, id="gptj_tiny, as on a GPU"),
         *(pytest.param(p, False, id=p, marks=pytest.mark.slow) for p in PRESETS),
         *(pytest.param(p, True, id=f"{p}, as on a GPU", marks=pytest.mark.slow)
-          for p in PRESETS[1:]),
+          for p in PRESETS if p != "gptj_tiny"),
     ],
 )  # fmt: skip
 def test_the_second_step_compiles_nothing(preset, has_two_memories, compilations, monkeypatch):
