@@ -30,6 +30,8 @@ from tests.modelling.torch_training import check_training, logical, train
 from tests.modelling.weight_maps import base_weight_map as llama_weight_map
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # other objectives have most of the programs
+
 STEPS, RATE = 3, 1e-2
 
 
@@ -297,10 +299,10 @@ def test_llama_shaped_models_do(kind: str) -> None:
     ],
 )
 def test_the_encoder_of_t5_does(dp: int, tp: int, micro: int, places: int, pooling: str) -> None:
-    config = t5.our_config(dp, tp, micro, layers=2)
+    config = t5.our_config(dp, tp, micro, layers=1)
     config = replace(config, model=replace(config.model, sequence_length=24 * places))
     config = contrastive(config, 8, places, negatives=1, pooling=pooling)
-    whole = t5.their_model(2)
+    whole = t5.their_model(1)
     theirs = T5EncoderModel(whole.config).eval()
     theirs.load_state_dict(whole.state_dict(), strict=False)
     check(Case(transposed(config, dp == 2), theirs, logical, dict), t5.VOCABULARY)

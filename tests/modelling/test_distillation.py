@@ -29,6 +29,8 @@ from tests.modelling.weight_maps import base_weight_map as llama_weight_map
 from tests.run.test_frozen_outputs import gptj_samples, t5_samples
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # other objectives have most of the programs
+
 STEPS, RATE, K = 3, 1e-2, 7
 BATCH = 8
 
@@ -188,7 +190,7 @@ def test_llama_shaped_models_do(
 @pytest.mark.parametrize(
     ("dp", "tp", "micro", "places", "settings"),
     [
-        (1, 2, 2, 2, JSD),
+        (2, 1, 1, 2, JSD),
         slow(1, 2, 2, 2, {}),
         *(slow(2, 2, 2, 1, BIN), slow(1, 1, 8, 2, BIN), slow(2, 1, 1, 3, {"temperature": 3.0})),
     ],

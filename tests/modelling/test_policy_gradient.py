@@ -32,6 +32,8 @@ from tests.modelling.torch_training import check_training, logical, train
 from tests.modelling.weight_maps import base_weight_map as llama_weight_map
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # other objectives have most of the programs
+
 OBJECTIVES = ("grpo", "dapo", "dr_grpo", "gspo", "rloo")
 STEPS, RATE = 3, 2e-3
 SETTINGS = {
@@ -113,7 +115,7 @@ def test_gptj_learns_as_with_trl(
 @pytest.mark.parametrize(
     ("kind", "name", "dp", "tp"),
     [
-        ("qwen3", "gspo", 1, 2),
+        ("qwen3", "gspo", 2, 2),
         *(slow("llama", name, 2, 2) for name in OBJECTIVES),
         *(slow("qwen3", name, 1, 2) for name in ("grpo", "dapo")),
     ],

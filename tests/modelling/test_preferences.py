@@ -41,6 +41,8 @@ from tests.modelling.torch_training import check_training, logical, train
 from tests.modelling.weight_maps import base_weight_map as llama_weight_map
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # other objectives have most of the programs
+
 STEPS, RATE = 3, 1e-2
 
 

@@ -33,6 +33,8 @@ from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import check_training, train
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # other objectives have most of the programs
+
 STEPS, RATE = 3, 1e-2
 CLASSES, NUMBERS, MULTI = ("classification", False), ("regression", False), ("classification", True)
 REWARD = ("reward", False)
@@ -136,7 +138,7 @@ def test_llama_shaped_models_do(
 @pytest.mark.parametrize(
     ("kind", "dp", "tp", "micro", "places"),
     [
-        (CLASSES, 2, 1, 2, 2),
+        (CLASSES, 2, 1, 1, 2),
         *(slow(CLASSES, 2, 2, micro, 2) for micro in (1, 2)),
         slow(CLASSES, 1, 2, 8, 1),
         *(slow(kind, 2, 2, 2, 2) for kind in (NUMBERS, MULTI)),

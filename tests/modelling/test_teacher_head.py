@@ -37,6 +37,8 @@ from tests.modelling.weight_maps import base_weight_map
 from tests.run.test_frozen_outputs import gptj_samples, t5_samples
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # other objectives have most of the programs
+
 BATCH, STEPS, RATE, WEIGHT = 8, 3, 1e-2, 0.7
 
 
