@@ -161,10 +161,10 @@ def test_loss_every_gradient_and_three_steps_of_adamw(kind: str, split: tuple[in
 
 @pytest.mark.parametrize(
     ("kind", "split", "groups"),
-    [("shallow gpt_oss", (1, 2, 2), 2), slow("gpt_oss", (2, 1, 2), 6)],
+    [slow("shallow gpt_oss", (1, 2, 2), 2), slow("gpt_oss", (2, 1, 2), 6)],
 )
 def test_beside_experts_that_pass_in_groups(kind: str, split: tuple[int, ...], groups: int) -> None:
-    """Frozen, they have no gradients; what they hand back has."""
+    """Frozen, they have no gradients; what they hand back has. Below, some have adapters."""
     targets = ["q_proj", "v_proj", "o_proj"]
     ours = {"rank": 4, "alpha": 6.0, "targets": ",".join(targets)}
     ours |= {"execution.expert_groups": groups, "execution.activations": "recompute"}
@@ -180,7 +180,7 @@ FIRST_DOWN = "layers.0.mlp.experts.down_proj"
     ("kind", "split", "names", "execution"),
     [
         ("shallow gpt_oss", (1, 2, 2), [GATE_UP, DOWN], {"expert_groups": 2}),
-        ("shallow mixtral", (1, 2, 4), [DOWN, GATE_UP], {}),
+        slow("shallow mixtral", (1, 2, 4), [DOWN, GATE_UP], {}),
         slow("gpt_oss", (1, 2, 2), [GATE_UP], {"expert_parallel": True}),
         slow("qwen3_moe", (2, 2, 2), [GATE_UP, DOWN], {"expert_parallel": True}),
         slow("qwen3_moe", (1, 1, 4), [FIRST_DOWN, GATE_UP], {"expert_groups": 4}),
@@ -293,9 +293,10 @@ def test_dora(kind: str, split: tuple[int, ...], targets: str) -> None:
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")  # of every T5, says PEFT
 @pytest.mark.parametrize(
     ("kind", "split"),
-    [("mistral", (1, 2, 4)), *(slow(k, s) for k, s in (("t5", (1, 1, 4)), ("gptj", (2, 2, 2))))],
+    [slow("mistral", (1, 2, 4)), slow("t5", (1, 1, 4)), slow("gptj", (2, 2, 2))],
 )
 def test_an_adapter_of_the_head(kind: str, split: tuple[int, ...]) -> None:
+    """Below, one of the embedding and of the head is trained by default."""
     targets = [*(["q"] if kind == "t5" else ["q_proj"]), "lm_head"]
     ours = {"rank": 4, "alpha": 6.0, "targets": ",".join(targets), "rank_pattern": "lm_head=3"}
     theirs = {"r": 4, "lora_alpha": 6, "rank_pattern": {"lm_head": 3}, "target_modules": targets}
@@ -306,8 +307,10 @@ def test_an_adapter_of_the_head(kind: str, split: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("kind", "split", "targets", "theirs"),
     [
-        ("mistral", (1, 2, 4), "q_proj,embed_tokens", {}),
-        ("llama", (1, 4, 2), "q_proj,embed_tokens", {"tied": True}),  # whose head is the embedding
+        ("mistral", (1, 2, 4), "embed_tokens,lm_head", {}),
+        slow("mistral", (1, 2, 4), "q_proj,embed_tokens", {}),
+        # whose head is the embedding; with the blocks of the next test
+        ("llama", (1, 4, 2), "q_proj,v_proj,embed_tokens", {"tied": True}),
         slow("mistral", (2, 1, 4), "embed_tokens,lm_head", {}),
         slow("gemma3_text", (2, 2, 2), "q_proj,lm_head", {"tied": True}),  # it is scaled
         slow("gptj", (1, 2, 4), "q_proj,wte", {}),
@@ -341,9 +344,9 @@ def test_rows_of_tokens_are_trained_beside_a_frozen_embedding(
     kind: str, split: tuple[int, ...], tokens: Any
 ) -> None:
     """Each device of a tensor-parallel group has a part of the vocabulary."""
-    ours = {"rank": 4, "trainable_tokens": "9,3,40"}
+    ours = {"rank": 4, "alpha": 6.0, "trainable_tokens": "9,3,40"}
     ours["trainable_tokens_head"] = isinstance(tokens, dict)
-    theirs = {"r": 4, "trainable_token_indices": tokens}
+    theirs = {"r": 4, "lora_alpha": 6, "trainable_token_indices": tokens}
     check(kind, split, ours, theirs)
 
 
