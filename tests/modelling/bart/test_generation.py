@@ -111,7 +111,7 @@ def test_forced_tokens_begin_and_end_answers() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "tp", "weights", "places"),
-    [(GreedyStrategy(), 2, "resident", 3), (BeamSearchStrategy(3), 1, "streamed", 1)],
+    [(GreedyStrategy(), 2, "resident", 3), slow(BeamSearchStrategy(3), 1, "streamed", 1)],
 )
 def test_bart_writes_as_hugging_faces(
     strategy: DecodingStrategy, tp: int, weights: str, places: int

@@ -60,7 +60,7 @@ def tokens_of(
 
 @pytest.mark.parametrize(
     ("family", "dp", "tp"),
-    [slow(t5, 1, 1), (t5, 2, 2), slow(gptj, 1, 1), slow(gptj, 2, 2)],
+    [slow(t5, 1, 1), (gptj, 1, 1), slow(t5, 2, 2), slow(gptj, 2, 2)],
 )
 def test_greedy_tokens_are_hugging_faces(family, dp, tp):
     tokens = tokens_of(config_of(family, dp, tp), "streamed", GreedyStrategy())

@@ -54,11 +54,11 @@ def test_the_reference_is_worth_comparing_with():
 
 @pytest.mark.parametrize(
     ("dp", "tp", "micro_batch", "iterations", "slices"),
-    [slow(1, 1, 64, 1, 1), (2, 2, 8, 3, 2), slow(1, 4, 16, 1, 1)],
+    [slow(1, 1, 64, 1, 1), slow(2, 2, 8, 3, 2), slow(1, 4, 16, 1, 1)],
 )
 def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations, slices):
     """The second layout's last run is not full: 64 prompts, 48 a run. Two have the sequence before
-    the batch."""
+    the batch. By default prompts that share rows and those of `model` are compared."""
     expected = reference()
     config = transposed(config_of(dp, tp, micro_batch, iterations, slices), tp > 1)
     with inference(config) as model:
@@ -223,6 +223,7 @@ def test_cached_logits_are_those_of_the_whole_decoder(tp):
     assert error_of(cached, np.concatenate(list(parts), -1)) < 1e-5
 
 
+@pytest.mark.slow  # by default GPT-J's caches are measured so
 def test_reading_prompts_keeps_of_each_layer_its_keys_and_values_only():
     """Once, not in the layout of their projection too."""
 

@@ -185,7 +185,7 @@ def test_t5_of_2019_trains_as_hugging_faces() -> None:
     check("2019", 2, 2, layers=1)
 
 
-@pytest.mark.parametrize(("kind", "tp"), [("byt5", 1), ("umt5, tied", 2)])
+@pytest.mark.parametrize(("kind", "tp"), [slow("byt5", 1), ("umt5, tied", 2)])
 def test_a_decoder_of_another_depth_trains_as_hugging_faces(kind: str, tp: int) -> None:
     """umT5's layers have position biases each."""
     check(kind, 1, tp)
@@ -246,7 +246,8 @@ def test_t5_of_2019_writes_as_hugging_faces(
 
 
 @pytest.mark.parametrize(("kind", "tp", "weights"), [
-    ("byt5", 1, "resident"), ("umt5, scaled", 2, "resident"), slow("umt5, scaled", 1, "streamed"),
+    slow("byt5", 1, "resident"), ("umt5, scaled", 2, "resident"),
+    slow("umt5, scaled", 1, "streamed"),
 ])  # fmt: skip
 def test_a_decoder_of_another_depth_writes_as_hugging_faces(
     kind: str, tp: int, weights: str

@@ -21,6 +21,7 @@ from tests.modelling.t5gemma.hf import (
     our_config,
     weights_of,
 )
+from tests.slow import slow
 
 PROMPTS, POSITIONS = 12, 7
 
@@ -67,7 +68,7 @@ def check_tokens(
 @pytest.mark.parametrize(
     ("kind", "strategy", "tp", "weights", "places"),
     [
-        ("wide encoder", GreedyStrategy(), 2, "resident", 3),
+        slow("wide encoder", GreedyStrategy(), 2, "resident", 3),
         ("t5gemma2, other sizes", BeamSearchStrategy(3), 1, "streamed", 1),
     ],
 )
