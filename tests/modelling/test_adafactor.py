@@ -22,6 +22,8 @@ from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import logical, worst
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # other tests train the same blocks
+
 STEPS, RATE, BETA1 = 10, 1e-2, 0.9
 
 

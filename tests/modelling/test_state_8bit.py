@@ -33,6 +33,8 @@ from tests.modelling.test_deferred_updates import differences
 from tests.modelling.torch_training import logical
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # other tests train the same blocks
+
 RATE = 1e-3
 
 
