@@ -24,6 +24,8 @@ from tests.modelling.gptj.training import batches
 from tests.modelling.sessions import check_continuing, fine_tuning
 from tests.slow import slow
 
+pytestmark = pytest.mark.usefixtures("cached")  # master weights are trained with the same blocks
+
 RATE = 1e-3
 
 
