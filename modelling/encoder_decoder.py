@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import popxl_addons as addons
@@ -48,13 +49,18 @@ class BlockStack:
     @property
     def block_types(self) -> Sequence[Any]:
         """Layer type of each block of the stack, in order."""
-        owns_bias = self.find_position_bias() is not None
-        return self.layer_types or [owns_bias and i == 0 for i in range(self.num_layers)]
+        first = int(self.first_owns_bias)
+        return self.layer_types or [i < first for i in range(self.num_layers)]
 
     @property
     def block_types_without_bias(self) -> Sequence[Any]:
         """Layer type of each block if its position bias is an input instead of its own variable."""
         return self.layer_types or [False] * self.num_layers
+
+    @cached_property
+    def first_owns_bias(self) -> bool:
+        """True if the first block owns the position bias of all blocks."""
+        return self.find_position_bias() is not None
 
     def find_position_bias(self) -> tuple[str, PositionBias] | None:
         """Returns path and module of the position bias that the first block owns for all blocks.
@@ -129,7 +135,7 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
         for i, (name, layer_type) in enumerate(zip(names, stack.block_types, strict=True)):
             layers[name] = tuple(collect_mappings(blocks[layer_type], f"{stack.hf_layers}.{i}"))
         # A first layer that owns a position bias is a phase of its own.
-        num_first = 0 if stack.find_position_bias() is None else 1
+        num_first = int(stack.first_owns_bias)
         phases.update({f"first_{title}_layer": names[:num_first]} if num_first else {})
         phases[f"{title}_block"] = names[num_first:]
 
