@@ -100,8 +100,9 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
             model.run([Loader.from_config(given, samples).next_batch()], [1e-2], 1)
             with entered(LossSession(given, model), model) as losses:
                 found.append((losses.compute(samples).total, model.read()))
-            traffic = model.session.disk_traffic
+            traffic, use = model.session.disk_traffic, model.session.memory_use()
     assert traffic.read > traffic.written > 0
+    assert use.remote < use.disk / 10
     (loss, state), (disk_loss, disk_state) = found
     assert disk_loss == loss
     for name, value in state.items():
