@@ -93,8 +93,8 @@ def check(config: Any, model: Any, vocabulary: int, end: int, pad: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "dp", "tp", "micro", "places"),
     [
-        (CLASSES, 1, 1, 8, 1),
-        slow(CLASSES, 2, 2, 1, 3),
+        (CLASSES, 2, 2, 1, 3),  # with the blocks of rollouts
+        slow(CLASSES, 1, 1, 8, 1),
         *(slow(CLASSES, 1, 2, micro, 2) for micro in (1, 2, 8)),
         *(slow(kind, 2, 2, 2, 2) for kind in (NUMBERS, MULTI, REWARD)),
     ],
@@ -113,7 +113,7 @@ def test_gptj_learns_labels(kind: Any, dp: int, tp: int, micro: int, places: int
 @pytest.mark.parametrize(
     ("architecture", "kind", "dp", "tp", "micro", "places"),
     [
-        ("qwen3", CLASSES, 2, 2, 2, 2),
+        slow("qwen3", CLASSES, 2, 2, 2, 2),
         slow("llama", CLASSES, 2, 2, 1, 1),
         *(slow("llama", CLASSES, 1, 2, micro, 2) for micro in (1, 2, 8)),
         ("llama", REWARD, 1, 1, 4, 2),

@@ -180,6 +180,7 @@ def check(kind: str, dp: int, tp: int, layers: int = 2) -> None:
     check_training(model, batches(STEPS), expected, RATE)
 
 
+@pytest.mark.slow  # by default umT5 has its maps and its tied head, and v1.1 its positions
 def test_t5_of_2019_trains_as_hugging_faces() -> None:
     """Of one layer: more are as v1.1's, which examples that share rows train."""
     check("2019", 2, 2, layers=1)
