@@ -189,6 +189,7 @@ def test_t5_in_float32() -> None:
     _check(T5, "float32", 0.2, quick=True, tp=2, layers=1)
 
 
+@pytest.mark.slow  # by default some layers keep them, and frozen ones are trained as in torch
 @pytest.mark.usefixtures("cached")
 def test_some_trained() -> None:
     """With a layer that has no backward pass."""

@@ -94,7 +94,7 @@ CHOICES: dict[str, tuple[dict[str, str], str]] = {
     "phi3/last layers": ({"trainable": "model.layers.1,model.layers.2"}, r"layers\.[12]"),
     "phi3/attention": ({"trainable": "*qkv_proj*"}, "qkv_proj"),
 }
-IN_BRIEF = {"t5/last layers": (1, 1), "gptj/every other": (1, 1), "phi3/attention": (2, 2)}
+IN_BRIEF = {"t5/last layers": (1, 1), "gptj/every other": (2, 2)}
 
 
 def chosen(config: RunConfig, **training: Any) -> Any:
