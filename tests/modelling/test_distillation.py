@@ -191,6 +191,7 @@ def test_llama_shaped_models_do(
     ("dp", "tp", "micro", "places", "settings"),
     [
         (2, 1, 1, 2, JSD),
+        slow(1, 2, 2, 2, JSD),
         slow(1, 2, 2, 2, {}),
         *(slow(2, 2, 2, 1, BIN), slow(1, 1, 8, 2, BIN), slow(2, 1, 1, 3, {"temperature": 3.0})),
     ],

@@ -117,7 +117,7 @@ def test_gptj_learns_as_with_trl(
     [
         ("qwen3", "gspo", 2, 2),
         *(slow("llama", name, 2, 2) for name in OBJECTIVES),
-        *(slow("qwen3", name, 1, 2) for name in ("grpo", "dapo")),
+        *(slow("qwen3", name, 1, 2) for name in ("grpo", "dapo", "gspo")),
     ],
 )
 def test_llama_shaped_models_do(kind: str, name: str, dp: int, tp: int, monkeypatch) -> None:

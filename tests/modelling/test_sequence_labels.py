@@ -139,6 +139,7 @@ def test_llama_shaped_models_do(
     ("kind", "dp", "tp", "micro", "places"),
     [
         (CLASSES, 2, 1, 1, 2),
+        slow(CLASSES, 2, 1, 2, 2),
         *(slow(CLASSES, 2, 2, micro, 2) for micro in (1, 2)),
         slow(CLASSES, 1, 2, 8, 1),
         *(slow(kind, 2, 2, 2, 2) for kind in (NUMBERS, MULTI)),
