@@ -299,10 +299,11 @@ def test_llama_shaped_models_do(kind: str) -> None:
     ],
 )
 def test_the_encoder_of_t5_does(dp: int, tp: int, micro: int, places: int, pooling: str) -> None:
-    config = t5.our_config(dp, tp, micro, layers=1)
+    layers = tp  # one by default, and two in slow cases
+    config = t5.our_config(dp, tp, micro, layers=layers)
     config = replace(config, model=replace(config.model, sequence_length=24 * places))
     config = contrastive(config, 8, places, negatives=1, pooling=pooling)
-    whole = t5.their_model(1)
+    whole = t5.their_model(layers)
     theirs = T5EncoderModel(whole.config).eval()
     theirs.load_state_dict(whole.state_dict(), strict=False)
     check(Case(transposed(config, dp == 2), theirs, logical, dict), t5.VOCABULARY)
