@@ -10,7 +10,6 @@ import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.layers.parallel import ParallelGroups
 from modelling.layers.run_config import use_run_config
-from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 @contextmanager
@@ -33,7 +32,10 @@ def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
 
             stack.enter_context(addons.fp8_autocast(make_fp8_recipe(config)))
         yield ir, ParallelGroups.from_current_ir(config.execution.tensor_parallel)
-    apply_pre_alias_patterns(ir, level="default")
+    if config.execution.tensor_parallel > 1:
+        from popxl_addons.patterns import apply_pre_alias_patterns
+
+        apply_pre_alias_patterns(ir, level="default")
     if config.execution.available_memory_proportion is not None:
         addons.set_available_memory_proportion_by_ipu(
             ir, [config.execution.available_memory_proportion]

@@ -24,7 +24,6 @@ from modelling.objectives import LOSS_WEIGHT, make_objective
 from modelling.phases.training import TrainingProgram, build_training_program
 from modelling.weights import ShardReader, Variables
 from planning.program_variants import Build, ProgramVariant, default_variant, plans_placement
-from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 from sessions.length_programs import LengthProgram, LengthPrograms
 from sessions.session import ModelSession
 
@@ -221,6 +220,8 @@ class TrainingSession(ModelSession):
         """Seed stochastic rounding, if any, for the update of optimizer step `step`, for a run."""
         if not self.config.rounds_stochastically:
             return
+        from popxl.random_seed import counter_seeds, two_uint32_to_uint64
+
         (seed,) = counter_seeds(self.config.model.seed, step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
 
@@ -261,6 +262,8 @@ class TrainingSession(ModelSession):
 
     def _step_seeds(self, first_step: int) -> np.ndarray:
         """Random seeds, uint32 (transfers, local replicas, 2), equal in tensor-parallel groups."""
+        from popxl.random_seed import counter_seeds
+
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
         copies = c.execution.data_parallel

@@ -28,7 +28,6 @@ import popdist
 from config.errors import ConfigError, UserError, UserNotice
 from files.formatting import format_path, format_sentence
 from terminal.environment import check_environment, use_default_cache
-from terminal.huge_pages import restart_with_huge_pages
 from terminal.interrupts import (
     SECONDS_TO_END,
     Interrupted,
@@ -85,6 +84,8 @@ def entry_point(
         def run(arguments: Sequence[str] | None = None) -> int:
             is_script = getattr(sys.modules["__main__"], "main", None) is run
             if is_script and not (single_process or _HELP.intersection(sys.argv)):
+                from terminal.huge_pages import restart_with_huge_pages
+
                 restart_with_huge_pages()
             reopen_closed_streams()
             logging.getLogger("transformers").addFilter(drop_torch_advice)

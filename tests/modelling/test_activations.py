@@ -28,6 +28,7 @@ from modelling.phases.training import TrainingProgram, build_training_program
 from planning.program_variants import Build, ProgramVariant
 from popxl._compile import platforms
 from popxl._run import program
+from popxl._schedule import lookahead
 from sessions import training as sessions
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
@@ -147,7 +148,7 @@ def _two_memories(
         patches.enter_context(mock.patch.object(platforms.Cpu, "host_memory", "pinned_host"))
         if window is not None:
             patches.enter_context(
-                mock.patch.object(platforms, "default_prefetch_window", return_value=window)
+                mock.patch.object(lookahead, "default_prefetch_window", return_value=window)
             )
         patches.enter_context(mock.patch.object(sessions, "build_placed_program", placed))
         yield

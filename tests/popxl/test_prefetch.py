@@ -44,7 +44,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
         monkeypatch.setattr(platforms.Cpu, "device_put", staticmethod(put))
         if window is not None:
-            monkeypatch.setattr(platforms, "default_prefetch_window", lambda _schedule: window)
+            monkeypatch.setattr(lookahead, "default_prefetch_window", lambda _schedule: window)
         return calls
 
     return use
@@ -157,9 +157,10 @@ def test_the_first_run_waits_for_no_long_look_ahead(moved, monkeypatch):
     nothing to do would wait while the host walks thousands of steps."""
     moved()
     passed, leads = [0, 0], list[int]()  # runs that the look-ahead passed, and that were made
+    usual = lookahead.lookahead_events
 
     def lookahead_events(*given: Any) -> Any:
-        for event in lookahead.lookahead_events(*given):
+        for event in usual(*given):
             passed[0] += isinstance(getattr(event, "step", None), Run)
             yield event
 
@@ -167,7 +168,7 @@ def test_the_first_run_waits_for_no_long_look_ahead(moved, monkeypatch):
         passed[1] += 1
         leads.append(passed[0] - passed[1])
 
-    monkeypatch.setattr(platforms, "lookahead_events", lookahead_events)
+    monkeypatch.setattr(lookahead, "lookahead_events", lookahead_events)
     monkeypatch.setattr(PrefetchMover, "after_run", ran)
     ir = popxl.Ir()
     with ir.main_graph:

@@ -44,7 +44,6 @@ from popxl._storage.host_values import LazyValue as LazyValue
 from popxl._storage.replica_arrays import VariableShard as VariableShard
 from popxl.errors import DeviceMemoryError, popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
-from popxl.random_seed import counter_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostTensor, Variable
 
@@ -110,10 +109,10 @@ class Session:
         self._device_desc = device_desc
         self._was_attached_stack: list[bool] = []
         self._held: ProgramState | None = None
+        self._seeds: Iterator[np.ndarray] | None = None  # until then of the seed 0
         self._turn = Lock()  # of the thread that runs the program
         self._values = HostValues(ir)
         self._changes = ir._changes
-        self._seed_random_numbers(0)
         self._added: list[AddedProgram] = []
         _check_program(ir)
         self._compile()
@@ -402,6 +401,8 @@ class Session:
 
     def _seed_random_numbers(self, seed: int) -> None:
         """Restarts the random numbers of stochastic rounding from `seed` (64 bits)."""
+        from popxl.random_seed import counter_seeds, uint64_to_two_uint32
+
         uint64_to_two_uint32(seed)  # refuses what is no seed
         # Not the numbers that programs make of the same seed, for dropout for example.
         self._seeds = (counter_seeds(seed ^ _ROUNDING, run)[0] for run in count())
@@ -410,6 +411,9 @@ class Session:
         """Returns a run's seed of stochastic rounding; None if no op of the program needs it."""
         if not self._program.rounds_stochastically:
             return None
+        if self._seeds is None:
+            self._seed_random_numbers(0)
+        assert self._seeds is not None
         return replica_arrays.put_async(
             next(self._seeds), create_replicated_sharding(self._program.mesh)
         )

@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from popxl._devices import cpu
-from popxl._schedule.lookahead import default_prefetch_window, lookahead_events
 from popxl._storage.shared_memory_mover import SharedMemoryMover
 
 if TYPE_CHECKING:
     import jax
     from jax.sharding import NamedSharding
 
-    from popxl._schedule.lookahead import FetchedScalars
     from popxl._schedule.schedule import Routine, Schedule
+    from popxl._schedule.schedule_walk import FetchedScalars
     from popxl._storage.buffer_storage import BufferStorage
     from popxl._storage.prefetch import PrefetchMover
     from popxl._storage.shared_memory_mover import InFlightArrays
@@ -66,6 +65,7 @@ class Platform:
     def set_prefetch_window(self, schedule: Schedule, window: int | None) -> None:
         """Sets a schedule's prefetch window in bytes; None: two layers' remote-buffer entries."""
         if self.host_memory != "device":
+            from popxl._schedule.lookahead import default_prefetch_window
             from popxl._storage.load_preview import format_prefetch_counts
 
             schedule.window = window or default_prefetch_window(schedule)
@@ -86,6 +86,7 @@ class Platform:
         """
         if window is None:
             return SharedMemoryMover(entries, in_flight)
+        from popxl._schedule.lookahead import lookahead_events
         from popxl._storage.prefetch import PrefetchMover
 
         return PrefetchMover(

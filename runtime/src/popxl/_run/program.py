@@ -37,8 +37,8 @@ from popxl._ir.debug_flags import STEPS, STEPWISE, is_debug_flag_set, nonfinite_
 from popxl._ir.host_data import device_view
 from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
 from popxl._schedule.buffer_donation import has_exclusive_memory
-from popxl._schedule.lookahead import FetchedScalars, lookahead_events
 from popxl._schedule.schedule_builder import build_schedule
+from popxl._schedule.schedule_walk import FetchedScalars
 from popxl._schedule.segment import ProgramContext, Segment, argument_specs, result_specs
 from popxl._storage.buffer_storage import BufferStorage
 from popxl._storage.replica_arrays import put_array, put_async
@@ -102,6 +102,8 @@ class ProgramState:
         """Context for one run of the program, whose buffer entries on disk are read ahead."""
         if self.disk_queue is None:
             return nullcontext()
+        from popxl._schedule.lookahead import lookahead_events
+
         return self.disk_queue.run_context(
             lookahead_events(main, fetched.subscribe()), self.entries
         )

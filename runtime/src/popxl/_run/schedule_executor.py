@@ -34,9 +34,8 @@ from popxl._schedule.segment import ROUNDING_COUNT
 from popxl.errors import add_error_location, popart_exception
 
 if TYPE_CHECKING:
-    from popxl._schedule.lookahead import FetchedScalars
     from popxl._schedule.schedule import Index
-    from popxl._schedule.schedule_walk import Observer
+    from popxl._schedule.schedule_walk import FetchedScalars, Observer
     from popxl._schedule.segment import Segment
     from popxl._storage.prefetch import PrefetchMover
     from popxl._storage.shared_memory_mover import SharedMemoryMover

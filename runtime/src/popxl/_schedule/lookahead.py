@@ -77,23 +77,6 @@ def static_events(schedule: Schedule) -> Iterator[LookaheadEvent | None]:
         yield event
 
 
-class FetchedScalars:
-    """Integers fetched from the devices, queued for each iterator over upcoming steps."""
-
-    def __init__(self) -> None:
-        self._queues: list[deque[Any]] = []
-
-    def subscribe(self) -> deque[Any]:
-        """Returns a new queue of the integers fetched from the devices, for `lookahead_events`."""
-        self._queues.append(deque())
-        return self._queues[-1]
-
-    def append(self, scalar: Index) -> None:
-        """Appends an integer fetched from the devices to all queues."""
-        for queue in self._queues:
-            queue.append(scalar)
-
-
 # ---- the window ---------------------------------------------------------------------------------
 def default_prefetch_window(schedule: Schedule) -> int:
     """Returns the default prefetch window: bytes of two layers' remote-buffer entries per replica.

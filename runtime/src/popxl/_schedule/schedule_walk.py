@@ -7,7 +7,7 @@ and after each step.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from popxl._schedule.schedule import (
 )
 
 if TYPE_CHECKING:
+    from popxl._schedule.schedule import Index
     from popxl._schedule.segment import Segment
 
 
@@ -80,6 +81,23 @@ class Frame:
 
 Steps = Iterator[tuple[Step, Frame]]
 Observer = Callable[[Steps], Steps]
+
+
+class FetchedScalars:
+    """Integers that a walk with arrays fetched, queued for each walk with scalars ahead of it."""
+
+    def __init__(self) -> None:
+        self._queues: list[deque[Any]] = []
+
+    def subscribe(self) -> deque[Any]:
+        """Returns a new queue of the integers fetched from the devices, for `lookahead_events`."""
+        self._queues.append(deque())
+        return self._queues[-1]
+
+    def append(self, scalar: Index) -> None:
+        """Appends an integer fetched from the devices to all queues."""
+        for queue in self._queues:
+            queue.append(scalar)
 
 
 def compute_scalars(step: Compute, frame: Frame) -> None:

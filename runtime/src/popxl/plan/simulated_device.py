@@ -29,8 +29,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
-from popxl._schedule.lookahead import FetchedScalars
 from popxl._schedule.schedule import Load, Run, Schedule, Store, Transfer
+from popxl._schedule.schedule_walk import FetchedScalars
 from popxl._schedule.segment import nbytes_of, result_specs
 from popxl._storage.disk_window import READ_AHEAD_BYTES, WRITE_BEHIND_BYTES, fits_byte_window
 from popxl._storage.prefetch import PrefetchMover
