@@ -44,23 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_task_and_files(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
+    from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
     from planning.program_variants import VariantCache
 
     given, data_cache, programs = line.options, DataCache(), VariantCache()
-    if line.settings.needs_auto_values(trains=True):
-        from planning.auto_config import resolve_auto_fields
-
-        line = resolve_auto_fields(
-            line,
-            ("train",),
-            trains=True,
-            only_plans=wants_plan(given),
-            machine=plan_machine(line),
-            count=given.devices,
-            data_cache=data_cache,
-            programs=programs,
-        )
+    line = resolve_auto_fields(
+        line,
+        ("train",),
+        trains=True,
+        only_plans=wants_plan(given),
+        machine=plan_machine(line),
+        count=given.devices,
+        data_cache=data_cache,
+        programs=programs,
+    )
     if wants_plan(given):
         from planning.requirements import finetuning_requirements
 
