@@ -109,7 +109,7 @@ class Session:
         self._device_desc = device_desc
         self._was_attached_stack: list[bool] = []
         self._held: ProgramState | None = None
-        self._seeds: Iterator[np.ndarray] | None = None  # until then of the seed 0
+        self._seeds: Iterator[np.ndarray] | None = None  # None: those of seed 0, to be made
         self._turn = Lock()  # of the thread that runs the program
         self._values = HostValues(ir)
         self._changes = ir._changes
